@@ -192,9 +192,9 @@ def tasks(api: Api, lake: Lake) -> Iterator[Tasks]:
 
 def hurry(patch: pytest.MonkeyPatch) -> None:
     """Let an outage last for tenths of a second: what is done about it is the same."""
-    patch.setattr(coordinator, "LONGEST_WAIT", 0.3)
+    patch.setattr(coordinator, "MAX_TOKEN_WAIT_SECONDS", 0.3)
     patch.setattr(backpressure, "PROBE_PAUSE", 0.2)
-    patch.setattr(backpressure, "RAMP", 0.3)
+    patch.setattr(backpressure, "RAMP_SECONDS", 0.3)
 
 
 class Placed:
@@ -237,7 +237,7 @@ def quicken(patch: pytest.MonkeyPatch) -> None:
         (delivery_job, "LONGEST_ROUND", 0.3),
         (delivery_job, "SHORTEST", 0.02),
         (delivery_job, "LONGEST", 0.05),
-        (coordinator, "LONGEST_WAIT", 0.3),
+        (coordinator, "MAX_TOKEN_WAIT_SECONDS", 0.3),
         (backpressure, "PROBE_PAUSE", 0.1),
     ):
         patch.setattr(module, name, seconds)

@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router_rest.rate_limit.backpressure import (
-    BETA,
-    BUDGET_SPAN,
-    CUBIC,
-    FEWEST_FAILURES,
-    FIRST_SPANS,
+    BUDGET_SECONDS,
+    CUBIC_BETA,
+    CUBIC_C,
+    FIRST_TRY_WINDOWS,
+    MIN_FAILURES_TO_OPEN,
+    NO_SUCCESS_SECONDS,
     PROBE_PAUSE,
-    RAISED,
-    RAMP,
-    RAMP_START,
-    SILENCE,
-    USED,
+    RAISED_PACE_FACTOR,
+    RAMP_SECONDS,
+    RAMP_START_SHARE,
+    USED_LIMIT_SHARE,
     AdaptiveRate,
     CircuitBreaker,
     ConcurrencyLimit,
@@ -28,7 +28,7 @@ from router_rest.rate_limit.backpressure import (
     SharedPause,
     WindowPace,
 )
-from router_rest.rate_limit.coordinator import AHEAD, CREDIT, LONGEST_WAIT, Coordinator
+from router_rest.rate_limit.coordinator import AHEAD_SECONDS, MAX_RETRY_CREDIT, MAX_TOKEN_WAIT_SECONDS, Coordinator
 from router_rest.rate_limit.protocol import Grant, Pace, TaskReport, Want
 from router_rest.rate_limit.sliding_window import RateLimit, Run
 
@@ -58,7 +58,7 @@ class Tasks:
             self.enter(name)
 
     def enter(self, who: str) -> None:
-        self.coordinator.enter(who)
+        self.coordinator.add_task(who)
         self.received[who] = self.numbers[who] = 0
         self.told[who] = []
 
@@ -66,11 +66,11 @@ class Tasks:
         """Tell what one saw, and hand out what all are to be told."""
         asked = ((1, wants),) if wants else ()
         told = TaskReport(received=self.received[who], number=self.numbers[who], out=out, wants=asked, **seen)  # type: ignore[arg-type]
-        self.coordinator.receive(who, told)
+        self.coordinator.on_report(who, told)
         self.deal()
 
     def deal(self) -> None:
-        for who, grant in self.coordinator.deal().items():
+        for who, grant in self.coordinator.allocate_grants().items():
             self.told[who].append(grant)
             self.received[who] += sum(run.calls for run in grant.runs)
             self.numbers[who] = grant.number
@@ -88,7 +88,7 @@ def limited(calls: float, in_flight: int = 64) -> Pace:
 
 def opened(now: float = 100.0) -> CircuitBreaker:
     circuit = CircuitBreaker()
-    assert circuit.heard(now, 0, FEWEST_FAILURES)
+    assert circuit.on_result(now, 0, MIN_FAILURES_TO_OPEN)
     return circuit
 
 
@@ -96,32 +96,32 @@ def test_failures_among_successes_leave_the_circuit_closed() -> None:
     """Half of the calls fail: retries do, and a pause for all would halve what is left."""
     circuit = CircuitBreaker()
 
-    assert not any(circuit.heard(100 + number / 100, number % 2, (number + 1) % 2) for number in range(1000))
+    assert not any(circuit.on_result(100 + number / 100, number % 2, (number + 1) % 2) for number in range(1000))
     assert circuit.since is None
 
 
 def test_many_failures_in_a_moment_are_no_outage() -> None:
     circuit = CircuitBreaker()
-    circuit.heard(100.0, 1, 0)
+    circuit.on_result(100.0, 1, 0)
 
-    assert not circuit.heard(100 + SILENCE / 2, 0, 100)
-    assert circuit.heard(100 + SILENCE, 0, 1)
+    assert not circuit.on_result(100 + NO_SUCCESS_SECONDS / 2, 0, 100)
+    assert circuit.on_result(100 + NO_SUCCESS_SECONDS, 0, 1)
 
 
 def test_one_success_closes_the_circuit_and_the_pace_goes_up_a_ramp() -> None:
     circuit = opened()
-    circuit.heard(110.0, 1, 0)
+    circuit.on_result(110.0, 1, 0)
 
     assert circuit.since is None
-    assert circuit.pace(110.0) == pytest.approx(RAMP_START)
-    assert circuit.pace(110 + RAMP / 2) == pytest.approx((1 + RAMP_START) / 2)
-    assert circuit.pace(110 + RAMP) == 1
+    assert circuit.pace_factor(110.0) == pytest.approx(RAMP_START_SHARE)
+    assert circuit.pace_factor(110 + RAMP_SECONDS / 2) == pytest.approx((1 + RAMP_START_SHARE) / 2)
+    assert circuit.pace_factor(110 + RAMP_SECONDS) == 1
 
 
 def test_probes_are_apart() -> None:
     circuit = opened(100.0)
     assert circuit.next_probe() == 100 + PROBE_PAUSE
-    circuit.probe(103.0)
+    circuit.note_probe(103.0)
     assert circuit.next_probe() == 103 + PROBE_PAUSE
 
 
@@ -136,19 +136,19 @@ def test_retries_stay_a_share_of_the_calls(steps: list[tuple[float, int, int]]) 
     budget, now, calls, given_ = RetryBudget(0.2, 10), 100.0, 0, 0
     for wait, more, wanted in steps:
         now += wait
-        budget.earned(now, more)
+        budget.count_calls(now, more)
         calls += more
-        given_ += budget.take(now, wanted)
+        given_ += budget.allocate_retries(now, wanted)
 
-    assert given_ <= 0.2 * calls + 10 * (now - 100 + BUDGET_SPAN)
+    assert given_ <= 0.2 * calls + 10 * (now - 100 + BUDGET_SECONDS)
 
 
 def test_a_task_leaves_retries_for_the_others() -> None:
     budget = RetryBudget(0.2, 10)
 
-    assert [budget.take(100.0, 1000, among=2), budget.take(100.0, 1000, among=1)] == [50, 50]
-    assert budget.take(100.0, 1) == 0
-    assert budget.take(100.0 + BUDGET_SPAN, 1) == 1
+    assert [budget.allocate_retries(100.0, 1000, among=2), budget.allocate_retries(100.0, 1000, among=1)] == [50, 50]
+    assert budget.allocate_retries(100.0, 1) == 0
+    assert budget.allocate_retries(100.0 + BUDGET_SECONDS, 1) == 1
 
 
 # ---- permits
@@ -165,7 +165,7 @@ def test_tasks_never_have_more_in_flight_than_allowed(total: int, steps: list[tu
     post: dict[str, list[tuple[int, int]]] = {who: [(0, 0)] for who in tasks}
     out = dict.fromkeys(tasks, 0)
     for who in tasks:
-        permits.enter(who)
+        permits.add_task(who)
     for number, demand, reads in steps:
         who, now = tasks[number], now + 0.3
         if reads:
@@ -173,8 +173,8 @@ def test_tasks_never_have_more_in_flight_than_allowed(total: int, steps: list[tu
         message, cap = post[who][0]
         # what is above a lowered cap is still under way, and calls end one by one
         out[who] = min(demand, cap) if demand >= out[who] or reads else out[who]
-        permits.heard(now, who, number=message, out=out[who], demand=demand)
-        for other, told in permits.deal(1.0).items():
+        permits.note_demand(now, who, number=message, out=out[who], demand=demand)
+        for other, told in permits.allocate_caps(1.0).items():
             post[other].append(told)
         held = {one: max(out[one], post[one][0][1]) for one in tasks}
         assert sum(held.values()) <= total
@@ -183,14 +183,14 @@ def test_tasks_never_have_more_in_flight_than_allowed(total: int, steps: list[tu
 def test_a_task_with_most_of_the_rows_gets_what_others_leave() -> None:
     permits = ConcurrencyLimit(40)
     for who in ("big", "small"):
-        permits.enter(who)
-    permits.heard(100.0, "small", number=0, out=0, demand=4)
-    permits.heard(100.0, "big", number=0, out=0, demand=100)
+        permits.add_task(who)
+    permits.note_demand(100.0, "small", number=0, out=0, demand=4)
+    permits.note_demand(100.0, "big", number=0, out=0, demand=100)
 
-    assert {who: cap for who, (_, cap) in permits.deal(1.0).items()} == {"big": 36, "small": 4}
+    assert {who: cap for who, (_, cap) in permits.allocate_caps(1.0).items()} == {"big": 36, "small": 4}
 
-    permits.leave("small")
-    assert {who: cap for who, (_, cap) in permits.deal(1.0).items()} == {"big": 40}
+    permits.remove_task("small")
+    assert {who: cap for who, (_, cap) in permits.allocate_caps(1.0).items()} == {"big": 40}
 
 
 def test_timeouts_make_room_and_give_it_back_soon() -> None:
@@ -198,12 +198,12 @@ def test_timeouts_make_room_and_give_it_back_soon() -> None:
     permits, now = ConcurrencyLimit(100), 100.0
     for _ in range(20):
         now += 0.5
-        permits.timeouts(now, 3, 0)
+        permits.adapt_limit(now, 3, 0)
     assert 0.05 < permits.part < 0.2
 
     for _ in range(10):
         now += 0.5
-        permits.timeouts(now, 0, 3)
+        permits.adapt_limit(now, 0, 3)
     assert permits.part == 1
 
 
@@ -212,49 +212,49 @@ def test_timeouts_make_room_and_give_it_back_soon() -> None:
 
 def test_all_pause_when_most_answers_ask_for_it() -> None:
     pause = SharedPause()
-    assert not pause.heard(100.0, answers=4, asking=4), "these may be one call's"
-    assert pause.heard(100.1, answers=1, asking=1)
-    assert not pause.heard(100.2, answers=1, asking=1), "those before the pause do not count"
+    assert not pause.on_result(100.0, answers=4, asking=4), "these may be one call's"
+    assert pause.on_result(100.1, answers=1, asking=1)
+    assert not pause.on_result(100.2, answers=1, asking=1), "those before the pause do not count"
 
-    assert not pause.heard(200.0, answers=100, asking=50)
-    assert pause.heard(200.1, answers=1, asking=1)
+    assert not pause.on_result(200.0, answers=100, asking=50)
+    assert pause.on_result(200.1, answers=1, asking=1)
 
 
 def test_without_a_stated_limit_the_rate_is_cut_and_climbs() -> None:
     rate = AdaptiveRate()
-    assert rate.current(100.0) is None
+    assert rate.current_limit(100.0) is None
     for tick in range(10):
-        rate.heard(100 + tick / 10, sent=10, refused=0)
-    rate.heard(101.0, sent=0, refused=10)
+        rate.on_result(100 + tick / 10, sent=10, refused=0)
+    rate.on_result(101.0, sent=0, refused=10)
 
-    assert rate.current(101.0) == pytest.approx(100 * BETA)
-    plateau = (100 * (1 - BETA) / CUBIC) ** (1 / 3)
-    assert rate.current(101 + plateau) == pytest.approx(100)
-    assert rate.current(101 + 2 * plateau) == pytest.approx(100 * (2 - BETA))
-    assert rate.current(150.0) is None
+    assert rate.current_limit(101.0) == pytest.approx(100 * CUBIC_BETA)
+    plateau = (100 * (1 - CUBIC_BETA) / CUBIC_C) ** (1 / 3)
+    assert rate.current_limit(101 + plateau) == pytest.approx(100)
+    assert rate.current_limit(101 + 2 * plateau) == pytest.approx(100 * (2 - CUBIC_BETA))
+    assert rate.current_limit(150.0) is None
 
 
 @pytest.mark.parametrize("refused", [1, 5])
 def test_without_a_stated_limit_a_few_refusals_are_no_limit(refused: int) -> None:
     rate = AdaptiveRate()
-    rate.heard(100.0, sent=100, refused=refused)
+    rate.on_result(100.0, sent=100, refused=refused)
 
-    assert rate.current(100.0) is None
+    assert rate.current_limit(100.0) is None
 
 
 def use_up(pace: WindowPace, begin: float, calls: int, *, until: float) -> None:
     """Let an API take calls in five seconds, and refuse the others until a time."""
     for second in range(5):
-        pace.heard(begin + second, ok=calls // 5, refused=0)
-    pace.heard(begin + 5, ok=0, refused=10)
-    pace.heard(until - 1, ok=0, refused=1)
+        pace.on_result(begin + second, ok=calls // 5, refused=0)
+    pace.on_result(begin + 5, ok=0, refused=10)
+    pace.on_result(until - 1, ok=0, refused=1)
 
 
 def after_one_window() -> WindowPace:
     """Return a pace after a window that was used up: the next one has begun at 120, with five calls."""
     pace = WindowPace()
     use_up(pace, 100, 700, until=120)
-    pace.heard(120, ok=5, refused=0)
+    pace.on_result(120, ok=5, refused=0)
     return pace
 
 
@@ -264,15 +264,15 @@ def test_two_windows_in_a_row_that_are_used_up_tell_their_limit() -> None:
     assert pace.rate is None
 
     use_up(pace, 121, 995, until=180)
-    pace.heard(180, ok=1, refused=0)
-    assert pace.rate == pytest.approx(USED * 1000 / 60)
+    pace.on_result(180, ok=1, refused=0)
+    assert pace.rate == pytest.approx(USED_LIMIT_SHARE * 1000 / 60)
 
 
 def test_a_slow_answer_behind_a_refused_call_is_no_new_window() -> None:
     """Without it an API that takes three seconds and refuses a call by chance is called less and less."""
     pace = WindowPace()
     for call in range(200):
-        pace.heard(100 + 3 * call, ok=int(call % 10 > 0), refused=int(call % 10 == 0))
+        pace.on_result(100 + 3 * call, ok=int(call % 10 > 0), refused=int(call % 10 == 0))
 
     assert pace.rate is None
 
@@ -284,9 +284,9 @@ def test_outages_now_and_then_are_no_windows() -> None:
     for minute in range(30):
         paced = min(16.0, pace.rate or 16.0)
         for second in range(50):
-            pace.heard(60 * minute + second, ok=round(paced), refused=0)
+            pace.on_result(60 * minute + second, ok=round(paced), refused=0)
         for second in range(50, 60):
-            pace.heard(60 * minute + second, ok=0, refused=1)
+            pace.on_result(60 * minute + second, ok=0, refused=1)
         lowest = min(lowest, paced)
 
     assert lowest >= 16 * 0.6
@@ -295,20 +295,20 @@ def test_outages_now_and_then_are_no_windows() -> None:
 def test_a_window_that_takes_fewer_calls_is_found() -> None:
     pace = after_one_window()
     use_up(pace, 121, 995, until=180)
-    pace.heard(180, ok=5, refused=0)
+    pace.on_result(180, ok=5, refused=0)
     use_up(pace, 181, 495, until=240)
-    pace.heard(240, ok=1, refused=0)
+    pace.on_result(240, ok=1, refused=0)
 
-    assert pace.rate == pytest.approx(USED * 500 / 60)
+    assert pace.rate == pytest.approx(USED_LIMIT_SHARE * 500 / 60)
 
 
 def test_a_window_without_tasks_tells_no_limit() -> None:
     """Without it a stream with few rows takes its own quiet time for a limit, and two outages slow it down for long."""
     pace = after_one_window()
-    pace.idle(121)
-    pace.busy(160)
+    pace.note_idle(121)
+    pace.note_busy(160)
     use_up(pace, 161, 100, until=180)
-    pace.heard(180, ok=1, refused=0)
+    pace.on_result(180, ok=1, refused=0)
 
     assert pace.rate is None
 
@@ -316,15 +316,15 @@ def test_a_window_without_tasks_tells_no_limit() -> None:
 def test_a_higher_pace_is_tried_and_a_window_that_is_gone_is_forgotten() -> None:
     pace = after_one_window()
     use_up(pace, 121, 995, until=180)
-    pace.heard(180, ok=1, refused=0)
+    pace.on_result(180, ok=1, refused=0)
     assert pace.rate is not None
     found = pace.rate
 
-    pace.heard(180 + 60 * FIRST_SPANS - 1, ok=1, refused=0)
+    pace.on_result(180 + 60 * FIRST_TRY_WINDOWS - 1, ok=1, refused=0)
     assert pace.rate == found
-    pace.heard(180 + 60 * FIRST_SPANS, ok=1, refused=0)
-    assert pace.rate == pytest.approx(RAISED * found)
-    pace.heard(180 + 2 * 60 * FIRST_SPANS, ok=1, refused=0)
+    pace.on_result(180 + 60 * FIRST_TRY_WINDOWS, ok=1, refused=0)
+    assert pace.rate == pytest.approx(RAISED_PACE_FACTOR * found)
+    pace.on_result(180 + 2 * 60 * FIRST_TRY_WINDOWS, ok=1, refused=0)
     assert pace.rate is None
 
 
@@ -337,8 +337,8 @@ def test_tokens_are_dealt_ahead_but_not_far(clock: Clock) -> None:
     tasks.say("a", wants=5000)
 
     runs = [run for grant in tasks.told["a"] for run in grant.runs]
-    assert 60 <= sum(run.calls for run in runs) <= 1000 * AHEAD
-    assert max(run.first + run.step * (run.calls - 1) for run in runs) <= clock.now + AHEAD
+    assert 60 <= sum(run.calls for run in runs) <= 1000 * AHEAD_SECONDS
+    assert max(run.first + run.step * (run.calls - 1) for run in runs) <= clock.now + AHEAD_SECONDS
 
 
 def test_what_is_on_its_way_is_not_dealt_twice(clock: Clock) -> None:
@@ -380,14 +380,14 @@ def test_jobs_wait_until_a_key_may_be_called_again(clock: Clock) -> None:
     coordinator = Coordinator(Pace((RateLimit(1, None, 20.0),), 64, keyed=True), clock)
     tasks = Tasks(coordinator, "a")
     for _ in range(3):
-        coordinator.receive("a", TaskReport(received=tasks.received["a"], wants=(Want(1, 3, "hot"),)))
+        coordinator.on_report("a", TaskReport(received=tasks.received["a"], wants=(Want(1, 3, "hot"),)))
         tasks.deal()
         clock.now += 1.5
 
     assert (tasks.received["a"], tasks.states("a")[-1]) == (1, "leave")
     assert 14 <= coordinator.outlook().again <= 17.5
     tasks.enter("b")  # another batch has rows of others
-    coordinator.receive("b", TaskReport(wants=(Want(1, 1, "cold"),)))
+    coordinator.on_report("b", TaskReport(wants=(Want(1, 1, "cold"),)))
     tasks.deal()
     assert tasks.received["b"] == 1
 
@@ -523,12 +523,12 @@ def test_tasks_leave_an_api_that_is_out_and_new_ones_probe_it(clock: Clock) -> N
     coordinator = Coordinator(limited(1000), clock)
     tasks = Tasks(coordinator, "a", "b")
     fail(tasks, clock)
-    clock.now += LONGEST_WAIT
+    clock.now += MAX_TOKEN_WAIT_SECONDS
     tasks.deal()
     assert [tasks.states(who)[-1] for who in ("a", "b")] == ["leave", "leave"]
     assert coordinator.outlook().out
     for who in ("a", "b"):
-        coordinator.leave(who)
+        coordinator.remove_task(who)
 
     later = Tasks(coordinator, "c")
     later.say("c", wants=5)
@@ -541,7 +541,7 @@ def test_tasks_leave_an_api_that_is_out_and_new_ones_probe_it(clock: Clock) -> N
 def test_a_stop_sends_tasks_away(clock: Clock) -> None:
     coordinator = Coordinator(limited(1000), clock)
     tasks = Tasks(coordinator, "a", "b")
-    coordinator.stop("a")
+    coordinator.stop_task("a")
     tasks.deal()
 
     assert tasks.states("a")[-1] == "stop"
@@ -553,14 +553,14 @@ def test_a_task_that_was_sent_away_is_told_of_a_stop(clock: Clock) -> None:
     coordinator = Coordinator(limited(1000), clock)
     tasks = Tasks(coordinator, "a")
     fail(tasks, clock)
-    clock.now += LONGEST_WAIT
+    clock.now += MAX_TOKEN_WAIT_SECONDS
     tasks.deal()
     assert tasks.states("a")[-1] == "leave"
 
-    coordinator.stop("a")
+    coordinator.stop_task("a")
     tasks.deal()
     told = tasks.states("a").count("stop")
-    coordinator.stop("a")
+    coordinator.stop_task("a")
     tasks.deal()
 
     assert (tasks.states("a")[-1], told, tasks.states("a").count("stop")) == ("stop", 1, 1)
@@ -571,7 +571,7 @@ def test_a_window_that_is_full_for_long_sends_tasks_away(clock: Clock) -> None:
     coordinator = Coordinator(Pace((RateLimit(10, None, 3600.0),), 64), clock)
     tasks = Tasks(coordinator, "a")
     tasks.say("a", wants=20)
-    clock.now += LONGEST_WAIT
+    clock.now += MAX_TOKEN_WAIT_SECONDS
     tasks.deal()
 
     assert tasks.received["a"] == 10
@@ -586,7 +586,7 @@ def test_a_long_pause_sends_tasks_away_whose_calls_all_wait(clock: Clock) -> Non
     tasks.say("a", wants=5)
     tasks.say("a", throttled=5, asking=5, pause=60.0)
     assert tasks.states("a")[-1] != "leave"
-    clock.now += LONGEST_WAIT
+    clock.now += MAX_TOKEN_WAIT_SECONDS
     tasks.deal()
 
     assert tasks.told["a"][-1].state == "leave"
@@ -615,7 +615,7 @@ def test_retries_are_shared_by_all_tasks(clock: Clock) -> None:
     given_ = [sum(grant.retries for grant in tasks.told[who]) for who in names]
     assert sum(given_) <= 100
     assert min(given_) >= 1
-    assert max(given_) <= CREDIT
+    assert max(given_) <= MAX_RETRY_CREDIT
 
 
 def test_a_task_holds_few_retries_at_a_time(clock: Clock) -> None:
@@ -650,7 +650,7 @@ def test_one_call_that_is_always_told_to_wait_stops_no_other(clock: Clock, rate:
         assert coordinator.outlook().again < 1.0
         clock.now += 0.5
     assert coordinator._stated_pace.factor == 1.0
-    assert coordinator._adaptive_rate.current(clock.now) is None
+    assert coordinator._adaptive_rate.current_limit(clock.now) is None
 
 
 @pytest.mark.parametrize(("keys", "lowered"), [(1, False), (5, True)])

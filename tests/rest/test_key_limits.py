@@ -132,7 +132,7 @@ def test_a_key_that_is_forgotten_gets_no_more_than_its_limit(
     for wait, number, calls in steps:
         now += wait
         key = f"account {number}"
-        run = windows.of(key, now).deal(now, now + 0.1, calls=calls, rows=1)
+        run = windows.of_key(key, now).allocate_run(now, now + 0.1, calls=calls, rows=1)
         assert len(windows) <= most
         for when in tokens(run) if run else ():
             uses.setdefault(key, []).append((when + run.lives if run else 0.0, 1))
@@ -143,9 +143,9 @@ def test_a_key_that_is_forgotten_gets_no_more_than_its_limit(
 def test_forgotten_keys_are_free_when_nothing_counts_any_more() -> None:
     windows = KeyedWindows([RateLimit(3, None, 1.0)], SHARE, 2)
     for number in range(100):
-        assert windows.of(f"early {number}", 10.0).deal(10.0, 10.1, calls=1, rows=1) is not None
+        assert windows.of_key(f"early {number}", 10.0).allocate_run(10.0, 10.1, calls=1, rows=1) is not None
 
-    assert all(windows.of(f"late {number}", 20.0).next(20.0, 1) == 20.0 for number in range(100))
+    assert all(windows.of_key(f"late {number}", 20.0).next_start(20.0, 1) == 20.0 for number in range(100))
 
 
 @pytest.mark.parametrize(

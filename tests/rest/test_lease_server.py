@@ -412,8 +412,8 @@ def test_the_state_of_a_limit_is_known_to_the_driver(monkeypatch: pytest.MonkeyP
     assert (state.circuit_open, state.limit_used) == (False, 0.4)
 
     coordinator = server._limits["api-of-a-test"].coordinator
-    coordinator.enter("task")
-    coordinator.receive("task", TaskReport(sent=9, ok=4, throttled=2, failed=3, timeouts=1, bad_status=503))
+    coordinator.add_task("task")
+    coordinator.on_report("task", TaskReport(sent=9, ok=4, throttled=2, failed=3, timeouts=1, bad_status=503))
     state = module.api_state("api-of-a-test")
     assert state is not None
     assert state.failure == "answers 503"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_rest.rate_limit.sliding_window import LOOSE, RateLimit, Run, SlidingWindows
+from router_rest.rate_limit.sliding_window import LOOSE_LIFE_SECONDS, RateLimit, Run, SlidingWindows
 
 SHARE = 0.98
 LIMITS = st.builds(
@@ -51,7 +51,7 @@ def test_no_window_holds_more_than_its_limit(
     for wait, many, rows, factor, rate in questions:
         now += wait
         size = min(rows, most_rows)
-        run = windows.deal(now, now + 0.1, calls=many, rows=size, factor=factor, rate=rate)
+        run = windows.allocate_run(now, now + 0.1, calls=many, rows=size, factor=factor, rate=rate)
         if run is None:
             continue
         assert now <= run.first <= tokens(run)[-1] <= now + 0.1 + 1e-9
@@ -73,7 +73,7 @@ def all_of(windows: SlidingWindows, seconds: float, rows: int = 1) -> list[float
     """Return the tokens that a task gets that always wants more."""
     dealt, now = [], 0.0
     while now < seconds:
-        while run := windows.deal(now, now + 0.1, calls=1000, rows=rows):
+        while run := windows.allocate_run(now, now + 0.1, calls=1000, rows=rows):
             dealt += tokens(run)
         now += 0.05
     return [when for when in dealt if when < seconds]
@@ -121,19 +121,19 @@ def test_a_fraction_of_a_call_is_a_call_in_a_longer_time() -> None:
 def test_tokens_may_be_late_only_while_there_is_room() -> None:
     windows = SlidingWindows([RateLimit(100, None, 1.0)], SHARE)
 
-    first, full = windows.deal(0.0, 0.1, calls=1, rows=1), all_of(windows, 2.0)
-    last = windows.deal(2.0, 2.1, calls=1, rows=1)
+    first, full = windows.allocate_run(0.0, 0.1, calls=1, rows=1), all_of(windows, 2.0)
+    last = windows.allocate_run(2.0, 2.1, calls=1, rows=1)
 
     assert first is not None
     assert last is not None
     assert len(full) > 100
-    assert first.lives == LOOSE
+    assert first.lives == LOOSE_LIFE_SECONDS
     assert last.lives < 0.02
 
 
 def test_a_task_that_stands_still_at_its_start_sends_no_bunch_afterwards() -> None:
     windows, runs = SlidingWindows([RateLimit(1000, None, 1.0)], SHARE), []
-    while (run := windows.deal(0.0, 0.1, calls=100, rows=1)) is not None:
+    while (run := windows.allocate_run(0.0, 0.1, calls=100, rows=1)) is not None:
         runs.append(run)
 
     ends = [(at, at + run.lives) for run in runs for at in tokens(run)]
@@ -142,20 +142,20 @@ def test_a_task_that_stands_still_at_its_start_sends_no_bunch_afterwards() -> No
 
 
 def test_no_limits_let_everything_go() -> None:
-    run = SlidingWindows([], SHARE).deal(5.0, 5.1, calls=1000, rows=3)
+    run = SlidingWindows([], SHARE).allocate_run(5.0, 5.1, calls=1000, rows=3)
 
-    assert run == Run(5.0, 0.0, 1000, 3, LOOSE)
+    assert run == Run(5.0, 0.0, 1000, 3, LOOSE_LIFE_SECONDS)
 
 
 def test_what_went_out_before_counts() -> None:
     """A driver that starts anew would else call 5000 times more within the same hour."""
     limits = [RateLimit(50, 500, 3600.0)]
     old, new = SlidingWindows(limits, SHARE), SlidingWindows(limits, SHARE)
-    old.spent(0.0, 50, 50)
-    new.succeed(old)
+    old.count_earlier(0.0, 50, 50)
+    new.take_over(old)
 
-    assert new.next(100.0, 1) >= 3600.0
-    assert SlidingWindows(limits, SHARE).next(100.0, 1) == 100.0
+    assert new.next_start(100.0, 1) >= 3600.0
+    assert SlidingWindows(limits, SHARE).next_start(100.0, 1) == 100.0
 
 
 def test_memory_is_bounded_however_long_a_limit_is() -> None:

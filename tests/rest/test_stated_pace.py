@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from router_rest.rate_limit.backpressure import FIRST_WAIT, STEP, StatedPace
+from router_rest.rate_limit.backpressure import FIRST_TRY_WAIT_SECONDS, TRY_STEP_FACTOR, StatedPace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ class LimitedApi:
             ok = self.accepts(sent) / 10 + self._rest
             self._rest = ok - int(ok)
             self.accepted += int(ok)
-            self.pace.heard(self.now, ok=int(ok), refused=max(0, round(sent / 10) - int(ok)))
+            self.pace.on_result(self.now, ok=int(ok), refused=max(0, round(sent / 10) - int(ok)))
             self.factors.append(self.pace.factor)
 
 
@@ -54,11 +54,11 @@ def test_refusals_by_chance_lower_the_pace_for_a_try_only() -> None:
     api = LimitedApi(StatedPace(), 200.0, lambda sent: 0.8 * sent)
     api.run(120)
 
-    assert min(api.factors) < STEP
+    assert min(api.factors) < TRY_STEP_FACTOR
     assert api.pace.factor == 1.0
     lowered = [number for number, (a, b) in enumerate(pairwise(api.factors)) if b < a]
     waits = [after - before for before, after in pairwise(lowered)]
-    assert waits[0] >= FIRST_WAIT * 10
+    assert waits[0] >= FIRST_TRY_WAIT_SECONDS * 10
     assert waits == sorted(waits)
     assert api.accepted >= 0.99 * 0.8 * 200 * 120
 
@@ -101,7 +101,7 @@ def test_answers_to_calls_at_another_pace_do_not_count() -> None:
     api = LimitedApi(StatedPace(), 200.0, lambda sent: 0.8 * sent)
     api.run(6)
     assert api.pace.factor < 1
-    api.pace.restart()
+    api.pace.restart_count()
 
     assert api.pace.factor == 1.0
 
@@ -109,9 +109,9 @@ def test_answers_to_calls_at_another_pace_do_not_count() -> None:
 def test_a_pause_of_all_lowers_the_pace() -> None:
     """Without it all calls go out as before, and are refused as before."""
     pace = StatedPace()
-    pace.lower(100.0)
+    pace.lower_pace(100.0)
 
-    assert pace.factor == pytest.approx(STEP)
+    assert pace.factor == pytest.approx(TRY_STEP_FACTOR)
 
 
 class Limiter(Protocol):
@@ -174,7 +174,7 @@ class Chance:
 class Unchanged(StatedPace):
     """What a client does that backs off nowhere."""
 
-    def heard(self, now: float, *, ok: int, refused: int) -> None: ...
+    def on_result(self, now: float, *, ok: int, refused: int) -> None: ...
 
 
 def sent(pace: StatedPace, limiter: Limiter, *, stated: float, jitter: float, seconds: float) -> tuple[int, int]:
@@ -194,7 +194,7 @@ def sent(pace: StatedPace, limiter: Limiter, *, stated: float, jitter: float, se
             heapq.heappush(answers, (arrived + chance.uniform(0, 2 * jitter), accepted))
         while answers and answers[0][0] < now:
             _, accepted = heapq.heappop(answers)
-            pace.heard(now, ok=int(accepted), refused=int(not accepted))
+            pace.on_result(now, ok=int(accepted), refused=int(not accepted))
     return results[True], results[False]
 
 

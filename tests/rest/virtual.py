@@ -177,7 +177,7 @@ class World:
         session = TaskSession(number, sink, theirs)
         serving = asyncio.ensure_future(self.sessions.serve(session, AdmittedSink("limit", None, None), there))
         windows = self.coordinator.windows
-        lease = LeaseClient(here, ours, sized=windows.sized, keyed=windows.keyed)
+        lease = LeaseClient(here, ours, sized=windows.limits_rows, keyed=windows.keyed)
         lease.watch(self.loop.time())
         return lease, serving
 

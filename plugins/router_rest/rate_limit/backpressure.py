@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import ceil, floor, inf
 
-BUCKETS = 10
+BUCKETS_PER_SECOND = 10
 """Of a second."""
 
 
@@ -25,11 +25,11 @@ class Meter:
     def add(self, now: float, many: int) -> None:
         """Count `many` events now."""
         if many:
-            self._buckets.append((floor(now * BUCKETS), many))
+            self._buckets.append((floor(now * BUCKETS_PER_SECOND), many))
 
     def count(self, now: float) -> int:
         """Return the events of the last second."""
-        oldest = floor(now * BUCKETS) - BUCKETS
+        oldest = floor(now * BUCKETS_PER_SECOND) - BUCKETS_PER_SECOND
         while self._buckets and self._buckets[0][0] < oldest:
             self._buckets.popleft()
         return sum(many for _, many in self._buckets)
@@ -39,27 +39,27 @@ class Meter:
         self._buckets.clear()
 
 
-TOLERATED = 0.05
+TOLERATED_REFUSED_SHARE = 0.05
 """The part of the calls that may be refused before the pace is lowered."""
-PERIOD, PERIOD_OF_TRY = 5.0, 1.0
+PACE_PERIOD_SECONDS, TRY_PERIOD_SECONDS = 5.0, 1.0
 """Seconds for which answers are counted: before another pace is tried, and while it is."""
-LONGEST_PERIOD = 30.0
+MAX_PERIOD_SECONDS = 30.0
 """The same where the next try is not due yet."""
-FEWEST_ANSWERS_OF_PACE, FEWEST_ANSWERS_OF_TRY = 300, 60
+MIN_PACE_ANSWERS, MIN_TRY_ANSWERS = 300, 60
 """Answers that are counted in that time at least: a share of fewer says little, so that it lasts longer."""
-SETTLING = 1.0
+SETTLING_SECONDS = 1.0
 """Seconds after a change in which answers do not count: calls of the pace before, and what they left of a window."""
-STEP = 0.9
+TRY_STEP_FACTOR = 0.9
 """The pace of a try, as a part of the pace before, at most."""
-ROOM = 1.04
+ACCEPTED_HEADROOM_FACTOR = 1.04
 """The same, as a multiple of the accepted calls: a limit that is lower than stated is about as high as these."""
-SAME = 0.96
+UNCHANGED_ACCEPTED_SHARE = 0.96
 """Accepted calls that fell by less than this did not fall with the pace."""
-FIRST_WAIT, LONGEST_WAIT = 30.0, 160.0
+FIRST_TRY_WAIT_SECONDS, MAX_TRY_WAIT_SECONDS = 30.0, 160.0
 """Seconds before the next try: twice as long each time one fails."""
-WAIT_AFTER_PAUSE = 10.0
+TRY_WAIT_AFTER_PAUSE_SECONDS = 10.0
 """Seconds before the former pace is tried after all had to pause."""
-LOWEST = 0.01
+MIN_PACE_FACTOR = 0.01
 """The part of the stated limit that is used at least."""
 
 
@@ -80,13 +80,13 @@ class StatedPace:
         self._former = 1.0
         self._lower_in_vain = False
         """Whether the last try was of a lower pace, and failed: the next one is of a higher pace."""
-        self._wait = FIRST_WAIT
+        self._wait = FIRST_TRY_WAIT_SECONDS
         self._next_try = -inf
         self._began: float | None = None
         self._ok = 0
         self._refused = 0
 
-    def heard(self, now: float, *, ok: int, refused: int) -> None:
+    def on_result(self, now: float, *, ok: int, refused: int) -> None:
         """Count the answers to calls, and change the pace when a period is over."""
         if self._began is None:
             self._began = now
@@ -95,7 +95,7 @@ class StatedPace:
         self._ok += ok
         self._refused += refused
         answers = self._ok + self._refused
-        if not self._ends(now, answers):
+        if not self._is_period_over(now, answers):
             return
         accepted = self._ok / (now - self._began)
         refused_share = self._refused / answers
@@ -103,87 +103,87 @@ class StatedPace:
         self._ok = self._refused = 0
         before = self._before
         if before is None:
-            self._try(now, accepted, refused_share)
-        elif self._stays(now, accepted, before, crowded=refused_share > TOLERATED):
+            self._begin_try(now, accepted, refused_share)
+        elif self._end_try(now, accepted, before, crowded=refused_share > TOLERATED_REFUSED_SHARE):
             # each further step is compared with the best of all: else many steps would each lose a little
-            self._try(now, max(accepted, before), refused_share)
+            self._begin_try(now, max(accepted, before), refused_share)
 
-    def restart(self) -> None:
+    def restart_count(self) -> None:
         """Count from the next answer on: calls went out at another pace for a while."""
         self.factor = self.factor if self._before is None else self._former
         self._before = self._began = None
         self._ok = self._refused = 0
 
-    def lower(self, now: float) -> None:
+    def lower_pace(self, now: float) -> None:
         """Lower the pace without a try: so many calls were refused that all had to pause."""
-        self.restart()
-        self.factor = max(LOWEST, self.factor * STEP)
-        self._next_try = now + WAIT_AFTER_PAUSE
+        self.restart_count()
+        self.factor = max(MIN_PACE_FACTOR, self.factor * TRY_STEP_FACTOR)
+        self._next_try = now + TRY_WAIT_AFTER_PAUSE_SECONDS
 
-    def _ends(self, now: float, answers: int) -> bool:
+    def _is_period_over(self, now: float, answers: int) -> bool:
         """Return whether enough answers are counted to say something of the pace."""
         assert self._began is not None
         if self._before is None:
-            return now >= max(self._began + PERIOD, self._next_try) and answers >= FEWEST_ANSWERS_OF_PACE
+            return now >= max(self._began + PACE_PERIOD_SECONDS, self._next_try) and answers >= MIN_PACE_ANSWERS
         # the farther a try is from the former pace, the fewer answers show a difference
         lower, higher = sorted((self.factor, self._former))
-        fewest = FEWEST_ANSWERS_OF_PACE * min(1.0, ((1 - STEP) / (1 - lower / higher)) ** 2)
-        return now >= self._began + PERIOD_OF_TRY and answers >= max(FEWEST_ANSWERS_OF_TRY, fewest)
+        fewest = MIN_PACE_ANSWERS * min(1.0, ((1 - TRY_STEP_FACTOR) / (1 - lower / higher)) ** 2)
+        return now >= self._began + TRY_PERIOD_SECONDS and answers >= max(MIN_TRY_ANSWERS, fewest)
 
-    def _stays(self, now: float, accepted: float, before: float, *, crowded: bool) -> bool:
+    def _end_try(self, now: float, accepted: float, before: float, *, crowded: bool) -> bool:
         """End a try: return whether its pace stays; else the former one comes back."""
         self._before = None
         lower = self.factor < self._former
-        enough = SAME * before if lower else before / SAME
+        enough = UNCHANGED_ACCEPTED_SHARE * before if lower else before / UNCHANGED_ACCEPTED_SHARE
         if accepted >= enough or not (lower or crowded):
             self._lower_in_vain = False
-            self._wait = FIRST_WAIT
+            self._wait = FIRST_TRY_WAIT_SECONDS
             self._try_again(now if lower or not crowded else now + self._wait)
             return True
         self._lower_in_vain = lower
-        self._change(now, self._former)
+        self._set_factor(now, self._former)
         if lower and self.factor < 1:
             self._try_again(now)  # a higher pace: this one may have stayed by chance
         else:
             self._try_again(now + self._wait)
-            self._wait = min(LONGEST_WAIT, 2 * self._wait)
+            self._wait = min(MAX_TRY_WAIT_SECONDS, 2 * self._wait)
         return False
 
     def _try_again(self, when: float) -> None:
         """Set when the next try begins; only the last answers before it count, for a limit may change until then."""
         self._next_try = when
-        self._began = max(self._began or when, when - LONGEST_PERIOD)
+        self._began = max(self._began or when, when - MAX_PERIOD_SECONDS)
 
-    def _try(self, now: float, before: float, refused_share: float) -> None:
+    def _begin_try(self, now: float, before: float, refused_share: float) -> None:
         """Begin to try another pace, where it is time for that."""
-        crowded = refused_share > TOLERATED
+        crowded = refused_share > TOLERATED_REFUSED_SHARE
         if now < self._next_try or not (crowded or self.factor < 1):
             return
-        step = min(STEP, ROOM * (1 - refused_share))
+        step = min(TRY_STEP_FACTOR, ACCEPTED_HEADROOM_FACTOR * (1 - refused_share))
         if crowded and not (self._lower_in_vain and self.factor < 1):
-            factor = max(LOWEST, self.factor * step)
+            factor = max(MIN_PACE_FACTOR, self.factor * step)
         else:
-            factor = min(1.0, self.factor / max(step, LOWEST))
+            factor = min(1.0, self.factor / max(step, MIN_PACE_FACTOR))
         if factor == self.factor:
             return
         self._before = before
         self._former = self.factor
-        self._change(now, factor)
+        self._set_factor(now, factor)
 
-    def _change(self, now: float, factor: float) -> None:
+    def _set_factor(self, now: float, factor: float) -> None:
         self.factor = factor
-        self._began = now + SETTLING
+        self._began = now + SETTLING_SECONDS
 
 
-BETA = 0.7
+CUBIC_BETA = 0.7
 """The part of the rate that is left when calls are refused."""
-CUBIC = 0.4
+CUBIC_C = 0.4
 """How fast the rate grows: calls per second, per cube of a second."""
-CUT_PAUSE = 1.0
+CUT_PAUSE_SECONDS = 1.0
 """Seconds after a cut in which refusals do not count: these calls were in flight already."""
-FORGOTTEN = 10
+FORGOTTEN_CUT_FACTOR = 10
 """The rate, as a multiple of the one at the last cut, at which that is forgotten."""
-LEAST_RATE = 0.1
+MIN_CALLS_PER_SECOND = 0.1
 """Calls per second."""
 
 
@@ -201,38 +201,42 @@ class AdaptiveRate:
         self._sent = Meter()
         self._refused = Meter()
 
-    def heard(self, now: float, *, sent: int, refused: int) -> None:
+    def on_result(self, now: float, *, sent: int, refused: int) -> None:
         """Count calls and refusals; cut the rate when too many of the last second were refused."""
         self._sent.add(now, sent)
         self._refused.add(now, refused)
         sent_lately = self._sent.count(now)
-        if not refused or now < self._cut + CUT_PAUSE or self._refused.count(now) <= TOLERATED * sent_lately:
+        if (
+            not refused
+            or now < self._cut + CUT_PAUSE_SECONDS
+            or self._refused.count(now) <= TOLERATED_REFUSED_SHARE * sent_lately
+        ):
             return
-        self._highest = max(LEAST_RATE, min(sent_lately, self.current(now) or inf))
+        self._highest = max(MIN_CALLS_PER_SECOND, min(sent_lately, self.current_limit(now) or inf))
         self._cut = now
 
-    def current(self, now: float) -> float | None:
+    def current_limit(self, now: float) -> float | None:
         """Return the calls per second at most; None: any number."""
-        plateau: float = (self._highest * (1 - BETA) / CUBIC) ** (1 / 3)
-        rate = self._highest + CUBIC * (now - self._cut - plateau) ** 3
-        if rate >= FORGOTTEN * self._highest:
+        plateau: float = (self._highest * (1 - CUBIC_BETA) / CUBIC_C) ** (1 / 3)
+        rate = self._highest + CUBIC_C * (now - self._cut - plateau) ** 3
+        if rate >= FORGOTTEN_CUT_FACTOR * self._highest:
             return None
-        return max(LEAST_RATE, rate)
+        return max(MIN_CALLS_PER_SECOND, rate)
 
 
-FEWEST_ANSWERS = 5
+MIN_ANSWERS = 5
 """Answers of a time that say something: fewer may be those of one call, or by chance."""
-EXHAUSTED = 2.0
+EXHAUSTED_AFTER_SECONDS = 2.0
 """Seconds without an accepted call, and with several refused ones, after which a window counts as used up."""
-USED = 0.98
+USED_LIMIT_SHARE = 0.98
 """The part of a limit that is used, so that a call that is late exceeds no window."""
-IDLE = 0.1
+MAX_IDLE_SHARE = 0.1
 """The part of a window that may have passed without any task: else the calls in it say nothing of its limit."""
-RAISED = 1.1
+RAISED_PACE_FACTOR = 1.1
 """The pace of a try, as a multiple of the pace before."""
-REFUSED_BY_CHANCE = 0.02
+REFUSED_BY_CHANCE_SHARE = 0.02
 """The part of the calls of a try that may be refused."""
-FIRST_SPANS, MOST_SPANS = 2, 32
+FIRST_TRY_WINDOWS, MAX_TRY_WINDOWS = 2, 32
 """Windows before a higher pace is tried, twice as many each time one was too high; and the windows of a try."""
 
 
@@ -259,7 +263,7 @@ class WindowPace:
         self._idle_since: float | None = None
         self._span = 0.0
         """Seconds from one window to the next."""
-        self._spans = FIRST_SPANS
+        self._spans = FIRST_TRY_WINDOWS
         self._lowered = False
         """The last window was used up although its calls were spread."""
         self._next = inf
@@ -269,72 +273,72 @@ class WindowPace:
         self._answers = 0
         self._refusals = 0
 
-    def heard(self, now: float, *, ok: int, refused: int) -> None:
+    def on_result(self, now: float, *, ok: int, refused: int) -> None:
         """Count the answers to calls; learn from a window that is used up, and try more after some that were not."""
         self._answers += ok + refused
         self._refusals += refused
         if ok:
-            if self._refused >= FEWEST_ANSWERS and now - self._taken >= EXHAUSTED:
-                self._begin(now)
+            if self._refused >= MIN_ANSWERS and now - self._taken >= EXHAUSTED_AFTER_SECONDS:
+                self._begin_window(now)
             self._accepted += ok
             self._taken = now
             self._refused = 0
         self._refused += refused
         if now >= self._next:
-            self._try(now)
+            self._advance_try(now)
 
-    def idle(self, now: float) -> None:
+    def note_idle(self, now: float) -> None:
         """Note that no task is left."""
         self._idle_since = now
 
-    def busy(self, now: float) -> None:
+    def note_busy(self, now: float) -> None:
         """Note that there is a task."""
         # While the window is used up, tasks have left because they would have had to wait.
-        if self._idle_since is not None and self._refused < FEWEST_ANSWERS:
+        if self._idle_since is not None and self._refused < MIN_ANSWERS:
             self._idle += now - self._idle_since
         self._idle_since = None
 
-    def _begin(self, now: float) -> None:
+    def _begin_window(self, now: float) -> None:
         """Begin a window: the one before was used up."""
-        if self._opened is not None and self._idle <= IDLE * (now - self._opened):
+        if self._opened is not None and self._idle <= MAX_IDLE_SHARE * (now - self._opened):
             spread = self.rate is not None and self._former is None
             if spread and self._lowered:
-                self._forget()
+                self._forget_window()
             else:
                 self._lowered = spread
                 self._span = now - self._opened
-                self.rate = USED * self._accepted / self._span
-                self._wait(now)
+                self.rate = USED_LIMIT_SHARE * self._accepted / self._span
+                self._schedule_try(now)
         self._opened = now
         self._accepted = 0
         self._idle = 0.0
 
-    def _forget(self) -> None:
+    def _forget_window(self) -> None:
         self.rate = self._former = None
         self._lowered = False
-        self._spans = FIRST_SPANS
+        self._spans = FIRST_TRY_WINDOWS
         self._next = inf
 
-    def _wait(self, now: float) -> None:
+    def _schedule_try(self, now: float) -> None:
         """Leave the pace as it is for some windows, for longer after a try in vain."""
         if self._former is not None:
-            self._spans = min(MOST_SPANS, 2 * self._spans)
+            self._spans = min(MAX_TRY_WINDOWS, 2 * self._spans)
         self._former = None
         self._next = now + self._spans * self._span
 
-    def _try(self, now: float) -> None:
+    def _advance_try(self, now: float) -> None:
         """Try a higher pace, or end a try: if it was not too high, nothing is limited any more, or never was."""
         self._lowered = False
         if self._former is None:
             assert self.rate is not None
             self._former = self.rate
-            self.rate *= RAISED
-            self._next = now + FIRST_SPANS * self._span
-        elif self._refusals > REFUSED_BY_CHANCE * self._answers:
+            self.rate *= RAISED_PACE_FACTOR
+            self._next = now + FIRST_TRY_WINDOWS * self._span
+        elif self._refusals > REFUSED_BY_CHANCE_SHARE * self._answers:
             self.rate = self._former
-            self._wait(now)
+            self._schedule_try(now)
         else:
-            self._forget()
+            self._forget_window()
         self._answers = self._refusals = 0
 
 
@@ -345,24 +349,24 @@ class SharedPause:
         self._answers = Meter()
         self._asking = Meter()
 
-    def heard(self, now: float, *, answers: int, asking: int) -> bool:
+    def on_result(self, now: float, *, answers: int, asking: int) -> bool:
         """Count answers, and those that ask for a pause; return whether all calls are to pause."""
         self._answers.add(now, answers)
         self._asking.add(now, asking)
         answered = self._answers.count(now)
-        if not asking or answered < FEWEST_ANSWERS or 2 * self._asking.count(now) <= answered:
+        if not asking or answered < MIN_ANSWERS or 2 * self._asking.count(now) <= answered:
             return False
         self._answers.clear()
         self._asking.clear()
         return True
 
 
-DEMAND_HELD = 1.0
+DEMAND_HELD_SECONDS = 1.0
 """Seconds for which a task's highest demand counts."""
-CONCURRENCY_CUT = 0.7
+CONCURRENCY_CUT_FACTOR = 0.7
 """The part of the limit that is left after timeouts; it is cut at most once a second."""
-LEAST_CONCURRENCY = 0.1
-CONCURRENCY_GROWTH = 2.0
+MIN_CONCURRENCY_SHARE = 0.1
+CONCURRENCY_GROWTH_FACTOR = 2.0
 """The factor of growth after each second without a timeout."""
 
 
@@ -383,7 +387,7 @@ class TaskShare:
     peaked: float = -inf
 
     @property
-    def promised(self) -> int:
+    def in_flight_bound(self) -> int:
         """Return how many calls the task may have in flight at most, whichever message it has read."""
         return max(self.out, self.cap, *(cap for _, cap in self.unread), 0)
 
@@ -402,65 +406,65 @@ class ConcurrencyLimit:
         self._late = self._moved = -inf
         self._shares: dict[str, TaskShare] = {}
 
-    def enter(self, who: str) -> None:
+    def add_task(self, who: str) -> None:
         """Begin to count a task."""
         self._shares[who] = TaskShare()
 
-    def leave(self, who: str) -> None:
+    def remove_task(self, who: str) -> None:
         """Stop counting a task: others may have its share."""
         self._shares.pop(who, None)
 
-    def heard(self, now: float, who: str, *, number: int, out: int, demand: int) -> None:
+    def note_demand(self, now: float, who: str, *, number: int, out: int, demand: int) -> None:
         """Note how many calls a task has and wants in flight, and the number of the last message it has read."""
         share = self._shares[who]
         share.out = out
         share.demand = demand
         while share.unread and share.unread[0][0] < number:
             share.unread.popleft()
-        if demand >= share.peak or now - share.peaked > DEMAND_HELD:
+        if demand >= share.peak or now - share.peaked > DEMAND_HELD_SECONDS:
             share.peak = demand
             share.peaked = now
 
-    def timeouts(self, now: float, many: int, good: int) -> None:
+    def adapt_limit(self, now: float, many: int, good: int) -> None:
         """Lower the limit after calls that timed out, and raise it again after a second without."""
         if many:
             self._late = now
         if many and now - self._moved >= 1:
-            self.part = max(LEAST_CONCURRENCY, self.part * CONCURRENCY_CUT)
+            self.part = max(MIN_CONCURRENCY_SHARE, self.part * CONCURRENCY_CUT_FACTOR)
             self._moved = now
         elif good and self.part < 1 and now - max(self._moved, self._late) >= 1:
-            self.part = min(1.0, self.part * CONCURRENCY_GROWTH)
+            self.part = min(1.0, self.part * CONCURRENCY_GROWTH_FACTOR)
             self._moved = now
 
-    def restore(self) -> None:
+    def restore_limit(self) -> None:
         """Forget the timeouts: an outage is over, and the circuit breaker's ramp limits what follows."""
         self.part = 1.0
 
-    def deal(self, factor: float) -> dict[str, tuple[int, int]]:
+    def allocate_caps(self, factor: float) -> dict[str, tuple[int, int]]:
         """Return the caps that change, by task: the number of the message, and how many calls may be in flight."""
         total = max(1, int(self.total * factor * self.part))
-        wanted = self._wanted(total)
+        wanted = self._fair_shares(total)
         caps = {}
         for who, cap in wanted.items():
             if cap < self._shares[who].cap:
-                caps[who] = self._change(who, cap)
-        free = total - sum(share.promised for share in self._shares.values())
+                caps[who] = self._set_cap(who, cap)
+        free = total - sum(share.in_flight_bound for share in self._shares.values())
         for who in sorted(wanted, key=lambda who: self._shares[who].cap):
             share = self._shares[who]
-            more = min(wanted[who] - share.cap, free + share.promised - share.cap)
+            more = min(wanted[who] - share.cap, free + share.in_flight_bound - share.cap)
             if more > 0:
-                free -= max(0, share.cap + more - share.promised)
-                caps[who] = self._change(who, share.cap + more)
+                free -= max(0, share.cap + more - share.in_flight_bound)
+                caps[who] = self._set_cap(who, share.cap + more)
         return caps
 
-    def _change(self, who: str, cap: int) -> tuple[int, int]:
+    def _set_cap(self, who: str, cap: int) -> tuple[int, int]:
         share = self._shares[who]
         share.unread.append((share.number, share.cap))
         share.number += 1
         share.cap = cap
         return share.number, cap
 
-    def _wanted(self, total: int) -> dict[str, int]:
+    def _fair_shares(self, total: int) -> dict[str, int]:
         """Return fair shares: a task that wants less than an even part gets that, the others share the rest evenly."""
         rest = total
         wanted = {}
@@ -474,15 +478,15 @@ class ConcurrencyLimit:
         return wanted
 
 
-FEWEST_FAILURES = 10
+MIN_FAILURES_TO_OPEN = 10
 """Calls in a row that failed, of all tasks together."""
-SILENCE = 1.0
+NO_SUCCESS_SECONDS = 1.0
 """Seconds without any success: a few failures in a row alone mean little at a thousand calls per second."""
 PROBE_PAUSE = 1.0
 """Seconds from probe to probe."""
-RAMP = 2.0
+RAMP_SECONDS = 2.0
 """Seconds from the first success to the full pace."""
-RAMP_START = 0.1
+RAMP_START_SHARE = 0.1
 """The part of the full pace at the start of the ramp."""
 
 
@@ -500,7 +504,7 @@ class CircuitBreaker:
         self._probed = -inf
         self._closed = -inf
 
-    def heard(self, now: float, good: int, bad: int) -> bool:
+    def on_result(self, now: float, good: int, bad: int) -> bool:
         """Count successes and failures; return whether these opened the circuit."""
         if good:
             self._row = 0
@@ -510,7 +514,12 @@ class CircuitBreaker:
                 self._closed = now
             return False
         self._row += bad
-        if not bad or self.since is not None or self._row < FEWEST_FAILURES or now - self._good < SILENCE:
+        if (
+            not bad
+            or self.since is not None
+            or self._row < MIN_FAILURES_TO_OPEN
+            or now - self._good < NO_SUCCESS_SECONDS
+        ):
             return False
         # the calls that failed count as a probe: the next one is due after a pause
         self.since = self._probed = now
@@ -520,7 +529,7 @@ class CircuitBreaker:
         """Return when the next probe is due."""
         return self._probed + PROBE_PAUSE
 
-    def probe(self, now: float) -> None:
+    def note_probe(self, now: float) -> None:
         """Note that a probe is sent."""
         self._probed = now
 
@@ -528,12 +537,12 @@ class CircuitBreaker:
         """Let the pace rise along the ramp when a pause ends."""
         self._closed = max(self._closed, pause_end)
 
-    def pace(self, now: float) -> float:
+    def pace_factor(self, now: float) -> float:
         """Return the part of the full pace that is allowed."""
-        return min(1.0, RAMP_START + (1 - RAMP_START) * max(0.0, now - self._closed) / RAMP)
+        return min(1.0, RAMP_START_SHARE + (1 - RAMP_START_SHARE) * max(0.0, now - self._closed) / RAMP_SECONDS)
 
 
-BUDGET_SPAN = 10
+BUDGET_SECONDS = 10
 """Seconds for which a call counts."""
 
 
@@ -549,23 +558,23 @@ class RetryBudget:
         self._seconds: deque[tuple[int, float, int]] = deque()
         """The second, its calls, and the retries that were allowed in it."""
 
-    def earned(self, now: float, calls: int) -> None:
+    def count_calls(self, now: float, calls: int) -> None:
         """Count calls that were no retries."""
-        self._note(now, calls, 0)
+        self._add_counts(now, calls, 0)
 
-    def take(self, now: float, most: int, among: int = 1) -> int:
+    def allocate_retries(self, now: float, most: int, among: int = 1) -> int:
         """Return how many retries one of `among` tasks may make, `most` at most, and count them as taken."""
-        self._note(now, 0, 0)
+        self._add_counts(now, 0, 0)
         calls = sum(calls for _, calls, _ in self._seconds)
         taken = sum(taken for _, _, taken in self._seconds)
-        rest = floor(self._floor * BUDGET_SPAN + self._share * calls - taken)
+        rest = floor(self._floor * BUDGET_SECONDS + self._share * calls - taken)
         retries = max(0, min(most, ceil(rest / among)))
-        self._note(now, 0, retries)
+        self._add_counts(now, 0, retries)
         return retries
 
-    def _note(self, now: float, calls: int, taken: int) -> None:
+    def _add_counts(self, now: float, calls: int, taken: int) -> None:
         second = floor(now)
-        while self._seconds and self._seconds[0][0] <= second - BUDGET_SPAN:
+        while self._seconds and self._seconds[0][0] <= second - BUDGET_SECONDS:
             self._seconds.popleft()
         if not self._seconds or self._seconds[-1][0] != second:
             self._seconds.append((second, 0, 0))

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from router import StartError
-from router_rest.rate_limit.backpressure import FEWEST_ANSWERS
+from router_rest.rate_limit.backpressure import MIN_ANSWERS
 from router_rest.rate_limit.protocol import Grant, TaskReport, Want, line_of, task_tls
-from router_rest.rate_limit.sliding_window import LOOSE
+from router_rest.rate_limit.sliding_window import LOOSE_LIFE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -553,7 +553,7 @@ class TaskTokens:
         """Note a key whose call was refused: the first few say whether it is one key or many."""
         keys = self._counts.get("refused_keys", ())
         number = crc32(key.encode())
-        if number not in keys and len(keys) < FEWEST_ANSWERS:
+        if number not in keys and len(keys) < MIN_ANSWERS:
             self.note("refused_keys", (*keys, number))
 
     @property
@@ -607,12 +607,12 @@ class TaskTokens:
         """Return how many tokens will probably be used before they expire."""
         if self.out == 0:
             return 0
-        return ceil(self._rate * self._ahead * (MORE if self._lives >= LOOSE else 1))
+        return ceil(self._rate * self._ahead * (MORE if self._lives >= LOOSE_LIFE_SECONDS else 1))
 
     @property
     def _ahead(self) -> float:
         """Return for how many seconds tokens are held. Under a long limit they live longer, so hardly any expires."""
-        return min(LOOSE, self._lives)
+        return min(LOOSE_LIFE_SECONDS, self._lives)
 
     def _use(self, run: TokenRun) -> None:
         run.first += run.step

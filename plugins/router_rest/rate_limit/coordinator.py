@@ -1,7 +1,7 @@
 """Decide who may call an API and when: one coordinator per limit, for all tasks of all sinks that share it.
 
-A state machine: tasks report what they saw and want, `deal` says what each is granted, `due` when to deal again. The
-clock is given; nothing here waits, sends or runs on a thread of its own. Runs on the driver.
+A state machine: tasks report what they saw and want, `allocate_grants` says what each is granted, `next_due` when to
+allocate again. The clock is given; nothing here waits, sends or runs on a thread of its own. Runs on the driver.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from math import ceil, inf
 from typing import TYPE_CHECKING, Any
 
 from router_rest.rate_limit.backpressure import (
-    FEWEST_ANSWERS,
+    MIN_ANSWERS,
     AdaptiveRate,
     CircuitBreaker,
     ConcurrencyLimit,
@@ -32,31 +32,31 @@ if TYPE_CHECKING:
     from router_rest.rate_limit.protocol import Pace, State, TaskReport
     from router_rest.rate_limit.sliding_window import Run
 
-AHEAD = 0.1
+AHEAD_SECONDS = 0.1
 """Seconds by which tokens are given out ahead; the tokens of a task that dies are lost."""
-QUANTUM = 16
+MIN_TURN_TOKENS = 16
 """Tokens that a task gets before it is the turn of the next one; more when the limit is high."""
-LONGEST_WAIT = 2.0
+MAX_TOKEN_WAIT_SECONDS = 2.0
 """Seconds that a task waits for a token before it is sent away."""
-WORTH_WAITING = 3.0
+WORTH_WAITING_SECONDS = 3.0
 """Seconds: a task is not sent away while the next token is no further off than this."""
-LONGEST_USED_UP = 30.0
+MAX_USED_UP_SECONDS = 30.0
 """Seconds after which other keys are looked for, where those that were asked for have used up their limits."""
-SHIFT = 0.25
+MAX_SHIFT_STEPS = 0.25
 """The part of a step by which calls are later, at most, after one was refused.
 
 Two clients with the same pace keep their distance: where an API wants calls apart, all calls of one would come too soon
 after those of the other, for as long as both send. The one that is refused moves away.
 """
-JITTER = 0.1
+PAUSE_JITTER_SHARE = 0.1
 """The part of a pause that is added at random: else drivers that were paused together would resume together."""
-CREDIT = 16
+MAX_RETRY_CREDIT = 16
 """Unused retries that a task may have at a time."""
-SOON = 2.0
+MIN_RESET_SECONDS = 2.0
 """Seconds: RateLimit headers about a shorter time are those of a bucket that is refilled all the time; ignore them."""
-KEYS_REFUSED_TOGETHER = 2.0
+KEYS_REFUSED_SECONDS = 2.0
 """Seconds within which so many keys are refused that the cause is not theirs."""
-SETTLED = 0.01
+CAP_PAUSE_SECONDS = 0.01
 """Seconds between two adjustments of the tasks' calls in flight."""
 
 
@@ -74,7 +74,7 @@ class Coordinator:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.pace = pace
-        self.totals: dict[str, float] = dict.fromkeys(COUNTED, 0)
+        self.totals: dict[str, float] = dict.fromkeys(SUMMED_FIELDS, 0)
         """The sums of all reports so far, by name."""
         self.failure = ""
         """How the last call that failed has ended."""
@@ -118,170 +118,174 @@ class Coordinator:
             "timed out": timed_out,
         }
 
-    def enter(self, who: str) -> None:
+    def add_task(self, who: str) -> None:
         """Begin to serve a task."""
         now = self._clock()
-        self._window_pace.busy(now)
+        self._window_pace.note_busy(now)
         self._tasks[who] = TaskState(now)
         self._turns.append(who)
-        self._concurrency.enter(who)
+        self._concurrency.add_task(who)
         self._settled = -inf
 
-    def leave(self, who: str) -> None:
+    def remove_task(self, who: str) -> None:
         """Stop serving a task. The tokens that it had expire."""
         if self._tasks.pop(who, None) is not None:
             self._turns.remove(who)
-            self._concurrency.leave(who)
+            self._concurrency.remove_task(who)
             self._caps.pop(who, None)
             self._settled = -inf
             self._unsettled = True
         if not self._tasks:
-            self._window_pace.idle(self._clock())
+            self._window_pace.note_idle(self._clock())
 
-    def stop(self, who: str) -> None:
+    def stop_task(self, who: str) -> None:
         """Send a task away with the next deal: also one that was sent away before, for its last calls may take long."""
         task = self._tasks[who]
         if not task.stopped:
             task.stopped = True
             task.away = False
 
-    def receive(self, who: str, report: TaskReport) -> None:
+    def on_report(self, who: str, report: TaskReport) -> None:
         """Take in a report: learn from its results, and note the tokens that the task wants."""
         now = self._clock()
         task = self._tasks[who]
-        for name in COUNTED:
+        for name in SUMMED_FIELDS:
             self.totals[name] += getattr(report, name)
         if report.failed or report.throttled:
             self.failure = f"answers {report.bad_status}" if report.bad_status else "gives no answer"
         task.ended += report.ok + report.throttled + report.failed + report.lapsed
         task.credit -= report.retried
-        task.wants = task.beyond(report)
+        task.wants = task.unmet_wants(report)
         demand = report.out + max(report.waiting, sum(many for _, many, *_ in report.wants))
         self._unsettled = True
-        self._concurrency.heard(now, who, number=report.number, out=report.out, demand=demand)
-        self._budget.earned(now, report.sent - report.retried)
-        self._learn(now, report)
-        self._obey(now, report)
+        self._concurrency.note_demand(now, who, number=report.number, out=report.out, demand=demand)
+        self._budget.count_calls(now, report.sent - report.retried)
+        self._adapt_to_results(now, report)
+        self._obey_headers(now, report)
         self._give_retries(who, now, report.denied)
 
-    def deal(self) -> dict[str, Grant]:
+    def allocate_grants(self) -> dict[str, Grant]:
         """Return the grants that tasks are to get now, by task."""
         now = self._clock()
-        self._allow(now)
+        self._allocate_caps(now)
         if self._hold:
             self._hold = False
             for who in self._tasks:
-                self._draft(who).state = "hold"
+                self._draft_of(who).state = "hold"
         self._send_away(now)
-        if now >= self._shut(now):
+        if now >= self._shut_until(now):
             if self._circuit.since is not None:
-                self._probe(now)
+                self._allocate_probe(now)
             else:
-                self._round(now)
+                self._allocate_round(now)
         drafts = self._drafts
         self._drafts = {}
-        return {who: self._grant(who, draft) for who, draft in drafts.items() if who in self._tasks}
+        return {who: self._make_grant(who, draft) for who, draft in drafts.items() if who in self._tasks}
 
-    def due(self) -> float | None:
+    def next_due(self) -> float | None:
         """Return when to deal again if no report comes before; None: only after a report."""
         now = self._clock()
         wanting = self._next_turn()
-        times = [task.since + LONGEST_WAIT for task in self._tasks.values() if now < task.since + LONGEST_WAIT]
+        times = [
+            task.since + MAX_TOKEN_WAIT_SECONDS
+            for task in self._tasks.values()
+            if now < task.since + MAX_TOKEN_WAIT_SECONDS
+        ]
         if wanting is not None:
-            times.append(self._opens(now, *(self._tasks if self.windows.keyed else [wanting])))
-        if self._unsettled or self._circuit.pace(now) < 1:
-            times.append(self._settled + SETTLED)
+            times.append(self._opens_at(now, *(self._tasks if self.windows.keyed else [wanting])))
+        if self._unsettled or self._circuit.pace_factor(now) < 1:
+            times.append(self._settled + CAP_PAUSE_SECONDS)
         return min(times, default=None) if self._tasks else None
 
     def outlook(self) -> Outlook:
         """Return when a call may be sent, and whether the circuit is open."""
         now = self._clock()
-        again = max(self._shut(now), self.windows.next(now, 1), self._used_up)
+        again = max(self._shut_until(now), self.windows.next_start(now, 1), self._used_up)
         if self._circuit.since is not None:
             again = max(again, self._circuit.next_probe())
         return Outlook(self._circuit.since is not None, again - now, len(self._tasks))
 
-    def _learn(self, now: float, report: TaskReport) -> None:
+    def _adapt_to_results(self, now: float, report: TaskReport) -> None:
         """Adapt the circuit breaker, the rate and the concurrency to the results of calls."""
         was_out = self._circuit.since is not None
         bad = report.failed + report.throttled - report.partly
-        self._hold |= self._circuit.heard(now, report.ok + report.partly, bad)
+        self._hold |= self._circuit.on_result(now, report.ok + report.partly, bad)
         refused = report.throttled if self._of_many_keys(now, report) else 0
-        if not self.windows.paced:
-            self._adaptive_rate.heard(now, sent=report.sent, refused=refused)
-            self._window_pace.heard(now, ok=report.ok, refused=refused)
-        elif self._circuit.since is None and self._circuit.pace(now) == 1 and now >= self._shut(now):
-            self._stated_pace.heard(now, ok=report.ok, refused=refused)
+        if not self.windows.is_paced:
+            self._adaptive_rate.on_result(now, sent=report.sent, refused=refused)
+            self._window_pace.on_result(now, ok=report.ok, refused=refused)
+        elif self._circuit.since is None and self._circuit.pace_factor(now) == 1 and now >= self._shut_until(now):
+            self._stated_pace.on_result(now, ok=report.ok, refused=refused)
             if refused:
-                self.windows.shift(SHIFT * self._chance())
+                self.windows.shift_pace(MAX_SHIFT_STEPS * self._chance())
         else:
-            self._stated_pace.restart()
-        self._concurrency.timeouts(now, report.timeouts, report.ok)
+            self._stated_pace.restart_count()
+        self._concurrency.adapt_limit(now, report.timeouts, report.ok)
         if was_out and self._circuit.since is None:
-            self._concurrency.restore()
+            self._concurrency.restore_limit()
 
     def _of_many_keys(self, now: float, report: TaskReport) -> bool:
         """Return whether refusals say something of the pace of all: not where only a few keys are refused."""
         if not self.windows.keyed:
             return True
-        lately = {key: at for key, at in self._refused_keys.items() if now - at < KEYS_REFUSED_TOGETHER}
+        lately = {key: at for key, at in self._refused_keys.items() if now - at < KEYS_REFUSED_SECONDS}
         lately.update(dict.fromkeys(report.refused_keys, now))
-        self._refused_keys = dict(list(lately.items())[-FEWEST_ANSWERS:])
-        return len(self._refused_keys) == FEWEST_ANSWERS
+        self._refused_keys = dict(list(lately.items())[-MIN_ANSWERS:])
+        return len(self._refused_keys) == MIN_ANSWERS
 
-    def _obey(self, now: float, report: TaskReport) -> None:
+    def _obey_headers(self, now: float, report: TaskReport) -> None:
         """Do as the API's headers say: Retry-After pauses all tasks, RateLimit headers bound their calls for a time.
 
         A Retry-After is its call's first: all pause when most answers of the last second have one.
         """
         answers = report.ok + report.throttled + report.failed
-        if self._shared_pause.heard(now, answers=answers, asking=report.asking) and report.pause:
-            self._pause(now, min(report.pause, self.pace.longest_pause))
-        if report.remaining is not None and report.remaining[1] >= SOON:
+        if self._shared_pause.on_result(now, answers=answers, asking=report.asking) and report.pause:
+            self._pause_all(now, min(report.pause, self.pace.longest_pause))
+        if report.remaining is not None and report.remaining[1] >= MIN_RESET_SECONDS:
             under_way = sum(task.granted - task.ended for task in self._tasks.values())
             self._remaining = max(0.0, report.remaining[0] - under_way)
             self._reset = now + min(report.remaining[1], self.pace.longest_pause)
 
-    def _pause(self, now: float, seconds: float) -> None:
+    def _pause_all(self, now: float, seconds: float) -> None:
         """Send nothing for some seconds; begin again on a ramp, and at a lower pace."""
-        until = now + seconds * (1 + JITTER * self._chance())
+        until = now + seconds * (1 + PAUSE_JITTER_SHARE * self._chance())
         if until <= self._paused:
             return
         self._hold = self._hold or now >= self._paused
         self._paused = until
         self._circuit.ramp_after(until)
-        self._stated_pace.lower(now)
+        self._stated_pace.lower_pace(now)
 
     def _give_retries(self, who: str, now: float, denied: int) -> None:
         task = self._tasks[who]
-        if task.credit <= CREDIT // 4 or denied:
-            retries = self._budget.take(now, CREDIT - task.credit, len(self._tasks))
+        if task.credit <= MAX_RETRY_CREDIT // 4 or denied:
+            retries = self._budget.allocate_retries(now, MAX_RETRY_CREDIT - task.credit, len(self._tasks))
             task.credit += retries
             if retries:
-                self._draft(who).retries += retries
+                self._draft_of(who).retries += retries
 
-    def _allow(self, now: float) -> None:
-        if (self._unsettled or self._circuit.pace(now) < 1) and now >= self._settled + SETTLED:
+    def _allocate_caps(self, now: float) -> None:
+        if (self._unsettled or self._circuit.pace_factor(now) < 1) and now >= self._settled + CAP_PAUSE_SECONDS:
             self._settled = now
             self._unsettled = False
-            for who, cap in self._concurrency.deal(self._circuit.pace(now)).items():
+            for who, cap in self._concurrency.allocate_caps(self._circuit.pace_factor(now)).items():
                 self._caps[who] = cap
-                self._draft(who).cap = True
+                self._draft_of(who).cap = True
 
-    def _shut(self, now: float) -> float:
+    def _shut_until(self, now: float) -> float:
         """Return until when nothing is sent at all."""
         if self._remaining < 1 and now < self._reset:
             return max(self._paused, self._reset)
         return self._paused
 
-    def _opens(self, now: float, *those: str) -> float:
+    def _opens_at(self, now: float, *those: str) -> float:
         """Return when one of some tasks that want tokens can get one at the earliest."""
-        opens = max(self._shut(now), min(self._next_of(now, who) for who in those) - AHEAD / 2)
+        opens = max(self._shut_until(now), min(self._next_start_of(now, who) for who in those) - AHEAD_SECONDS / 2)
         if self._circuit.since is not None:
             opens = max(opens, self._circuit.next_probe())
         return opens
 
-    def _next_of(self, now: float, who: str) -> float:
+    def _next_start_of(self, now: float, who: str) -> float:
         """Return when the windows allow a token that a task wants: the first, or that of any key."""
         task = self._tasks[who]
         if task.away:
@@ -289,7 +293,7 @@ class Coordinator:
         wants = list(task.wants)
         if not self.windows.keyed:
             wants = wants[:1]
-        return min((self.windows.of(want.key, now).next(now, want.rows) for want in wants), default=inf)
+        return min((self.windows.of_key(want.key, now).next_start(now, want.rows) for want in wants), default=inf)
 
     def _next_turn(self) -> str | None:
         """Return the next task in turn that wants tokens; None: no task does."""
@@ -300,35 +304,35 @@ class Coordinator:
             self._turns.rotate(-1)
         return None
 
-    def _probe(self, now: float) -> None:
+    def _allocate_probe(self, now: float) -> None:
         who = self._next_turn()
-        if who is None or now < self._opens(now, who):
+        if who is None or now < self._opens_at(now, who):
             self._turns.rotate(-self.windows.keyed)
             return
-        if self._give(who, now, now + AHEAD, 1, 1.0):
-            self._circuit.probe(now)
-            self._draft(who).state = "probe"
+        if self._allocate_to_task(who, now, now + AHEAD_SECONDS, 1, 1.0):
+            self._circuit.note_probe(now)
+            self._draft_of(who).state = "probe"
 
-    def _round(self, now: float) -> None:
-        """Give out the tokens of the next AHEAD seconds, a turn for each task that wants some.
+    def _allocate_round(self, now: float) -> None:
+        """Give out the tokens of the next AHEAD_SECONDS, a turn for each task that wants some.
 
         A turn is at most a task's part of half that time. A task whose keys have none left does not make others wait.
         """
         who = self._next_turn()
         keyed = self.windows.keyed
-        factor = self._circuit.pace(now) * self._stated_pace.factor
-        if who is None or (not keyed and now < self._opens(now, who)):
+        factor = self._circuit.pace_factor(now) * self._stated_pace.factor
+        if who is None or (not keyed and now < self._opens_at(now, who)):
             return
-        rate = min(filter(None, (self._adaptive_rate.current(now), self._window_pace.rate)), default=None)
+        rate = min(filter(None, (self._adaptive_rate.current_limit(now), self._window_pace.rate)), default=None)
         wanting = sum(1 for task in self._tasks.values() if task.wants)
         idle = 0
         fast = min(filter(None, (rate, self.windows.rate)), default=inf)
         turn = inf
         if fast < inf:
-            turn = max(QUANTUM, ceil(fast * AHEAD / 2 / wanting))
+            turn = max(MIN_TURN_TOKENS, ceil(fast * AHEAD_SECONDS / 2 / wanting))
         most_idle = len(self._turns) if keyed else 1
         while who is not None and idle < most_idle:
-            if self._give(who, now, now + AHEAD, turn, factor, rate):
+            if self._allocate_to_task(who, now, now + AHEAD_SECONDS, turn, factor, rate):
                 self._tasks[who].since = now
                 idle = 0
             else:
@@ -336,7 +340,9 @@ class Coordinator:
                 idle += 1
             who = self._next_turn()
 
-    def _give(self, who: str, now: float, until: float, most: float, factor: float, rate: float | None = None) -> int:
+    def _allocate_to_task(
+        self, who: str, now: float, until: float, most: float, factor: float, rate: float | None = None
+    ) -> int:
         """Give a task up to `most` tokens, which ends its turn; return how many."""
         task = self._tasks[who]
         most = min(most, self._remaining if now < self._reset else inf)
@@ -348,12 +354,12 @@ class Coordinator:
             calls_left = want.calls
             while calls_left and granted + 1 <= most and want.key not in blocked:
                 many = int(min(calls_left, most - granted))
-                run = self._deal(want.key, now, until, calls=many, rows=want.rows, factor=factor, rate=rate)
+                run = self._allocate_run(want.key, now, until, calls=many, rows=want.rows, factor=factor, rate=rate)
                 if run is None:
                     blocked.add(want.key)
                     break
-                self._draft(who).runs.append(replace(run, key=want.key))
-                task.grant(want.key, run.calls)
+                self._draft_of(who).runs.append(replace(run, key=want.key))
+                task.note_granted(want.key, run.calls)
                 granted += run.calls
                 calls_left -= run.calls
             if calls_left:
@@ -363,43 +369,45 @@ class Coordinator:
             self._turns.rotate(-1)
         return granted
 
-    def _deal(self, key: str, now: float, until: float, *, calls: int, rate: float | None, **how: Any) -> Run | None:
+    def _allocate_run(
+        self, key: str, now: float, until: float, *, calls: int, rate: float | None, **how: Any
+    ) -> Run | None:
         """Return tokens of the windows of a key, as many as the rate of all keys together allows."""
-        windows = self.windows.of(key, now)
+        windows = self.windows.of_key(key, now)
         if rate is None or not self.windows.keyed:
-            return windows.deal(now, until, calls=calls, rate=rate, **how)
-        allowed = self._all_keys.deal(now, until, calls=calls, rows=1, rate=rate)
+            return windows.allocate_run(now, until, calls=calls, rate=rate, **how)
+        allowed = self._all_keys.allocate_run(now, until, calls=calls, rows=1, rate=rate)
         if allowed is None:
             return None
-        return windows.deal(now, until, calls=allowed.calls, **how)
+        return windows.allocate_run(now, until, calls=allowed.calls, **how)
 
     def _send_away(self, now: float) -> None:
         """Send away tasks that would wait for long: others need their cores."""
         circuit = self._circuit.since
         for who, task in self._tasks.items():
-            waited = now - task.since >= LONGEST_WAIT
-            out = circuit is not None and now - circuit >= LONGEST_WAIT and waited
+            waited = now - task.since >= MAX_TOKEN_WAIT_SECONDS
+            out = circuit is not None and now - circuit >= MAX_TOKEN_WAIT_SECONDS and waited
             # one that wants no tokens now may have calls that wait for as long as the API has told them to
-            opens = self._opens(now, who) if task.wants else self._shut(now)
-            far = waited and opens - now > WORTH_WAITING
+            opens = self._opens_at(now, who) if task.wants else self._shut_until(now)
+            far = waited and opens - now > WORTH_WAITING_SECONDS
             if not task.away and (task.stopped or out or far):
                 if far and self.windows.keyed:
-                    opens = min(opens, now + LONGEST_USED_UP)
+                    opens = min(opens, now + MAX_USED_UP_SECONDS)
                     self._used_up = opens if self._used_up <= now else min(opens, self._used_up)
-                draft = self._draft(who)
+                draft = self._draft_of(who)
                 task.away = True
                 draft.state = "stop" if task.stopped else "leave"
                 draft.again = self.outlook().again
 
-    def _draft(self, who: str) -> GrantDraft:
+    def _draft_of(self, who: str) -> GrantDraft:
         return self._drafts.setdefault(who, GrantDraft())
 
-    def _grant(self, who: str, draft: GrantDraft) -> Grant:
+    def _make_grant(self, who: str, draft: GrantDraft) -> Grant:
         number, cap = self._caps.get(who, (0, 0))
         return Grant(draft.state, tuple(draft.runs), number, cap, draft.retries, draft.again)
 
 
-COUNTED = ("sent", "ok", "throttled", "failed", "timeouts", "lapsed", "retried", "denied", "seconds")
+SUMMED_FIELDS = ("sent", "ok", "throttled", "failed", "timeouts", "lapsed", "retried", "denied", "seconds")
 
 
 @dataclass
@@ -419,12 +427,12 @@ class TaskState:
     under_way: deque[tuple[int, str, int]] = field(default_factory=deque)
     """Tokens that it may not have yet: all that were granted with these, their key, how many."""
 
-    def grant(self, key: str, calls: int) -> None:
+    def note_granted(self, key: str, calls: int) -> None:
         """Note tokens that are sent to the task."""
         self.granted += calls
         self.under_way.append((self.granted, key, calls))
 
-    def beyond(self, report: TaskReport) -> deque[Want]:
+    def unmet_wants(self, report: TaskReport) -> deque[Want]:
         """Return what it wants in addition to the tokens that are on their way to it."""
         while self.under_way and self.under_way[0][0] <= report.received:
             self.under_way.popleft()

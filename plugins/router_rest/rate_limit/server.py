@@ -191,7 +191,7 @@ class LeaseServer:
         def spend() -> None:
             now = time.monotonic()
             for ago, key, many, rows in in_order:
-                windows.of(key, now).spent(now - ago, many, rows)
+                windows.of_key(key, now).count_earlier(now - ago, many, rows)
 
         self._ask(spend)
 
@@ -209,7 +209,7 @@ class LeaseServer:
     @staticmethod
     def _succeed(sessions: LimitSessions, before: LimitSessions) -> None:
         """Hand the counts of a limit on to the same limit restated; the tasks of the old one end."""
-        sessions.coordinator.windows.succeed(before.coordinator.windows)
+        sessions.coordinator.windows.take_over(before.coordinator.windows)
         before.check(before.sinks)
 
     def _run(self) -> None:
@@ -290,7 +290,7 @@ class LeaseServer:
             return None
         session = TaskSession(str(next(self._numbers)), introduction["sink"], writer)
         windows = sessions.coordinator.windows
-        session.say({"sized": windows.sized, "keyed": windows.keyed})
+        session.say({"sized": windows.limits_rows, "keyed": windows.keyed})
         return sessions, session, sink
 
     def _refuse(self, writer: asyncio.StreamWriter) -> None:
@@ -407,7 +407,7 @@ class LimitSessions:
     async def serve(self, session: TaskSession, sink: AdmittedSink, reader: asyncio.StreamReader) -> None:
         """Read the messages of a task until it disconnects."""
         self._sessions[session.who] = session
-        self.coordinator.enter(session.who)
+        self.coordinator.add_task(session.who)
         loop = asyncio.get_running_loop()
         answers = set()
         try:
@@ -416,7 +416,7 @@ class LimitSessions:
                 message = json.loads(line)
                 if "report" in message:
                     report = TaskReport.read(message["report"])
-                    self.coordinator.receive(session.who, report)
+                    self.coordinator.on_report(session.who, report)
                     self.delivered[session.sink] += report.delivered
                     self._deal_at(session.heard)
                 if "credentials" in message:
@@ -427,7 +427,7 @@ class LimitSessions:
             for task in answers:
                 task.cancel()
             del self._sessions[session.who]
-            self.coordinator.leave(session.who)
+            self.coordinator.remove_task(session.who)
             self._deal_at(loop.time())
 
     def check(self, stopping: frozenset[str]) -> None:
@@ -437,7 +437,7 @@ class LimitSessions:
             if now - session.heard > SILENT:
                 session.end()
             elif session.sink in stopping:
-                self.coordinator.stop(session.who)
+                self.coordinator.stop_task(session.who)
                 self._deal_at(now)
 
     def beat(self) -> None:
@@ -452,9 +452,9 @@ class LimitSessions:
 
     def _deal(self) -> None:
         self._timer = None
-        for who, grant in self.coordinator.deal().items():
+        for who, grant in self.coordinator.allocate_grants().items():
             self._sessions[who].say({"grant": grant.message()})
-        due = self.coordinator.due()
+        due = self.coordinator.next_due()
         if due is not None:
             self._deal_at(max(due, asyncio.get_running_loop().time() + BRIEFLY))
 

@@ -1,7 +1,7 @@
 """Several rate limits at once, each kept in every window of its length; or the same ones for each value of a key.
 
 Pure: the caller gives the time. Every token is for a moment, and tokens are given out in the order of time. Runs on the
-driver. The memory for keys (an account, a host) is bounded by `MOST_KEYS` and `GROUPS`, however many there are.
+driver. The memory for keys (an account, a host) is bounded by `MAX_KEPT_KEYS` and `KEY_GROUPS`, however many there are.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from zlib import crc32
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-SHORT = 5.0
+MAX_SHORT_LIMIT_SECONDS = 5.0
 """Seconds: calls under a limit of up to this length are spaced evenly, those under a longer one are only counted."""
-LOOSE = 0.1
+LOOSE_LIFE_SECONDS = 0.1
 """Seconds that a token lives while less than half of every limit is used."""
-FEW = 0.005
+LOOSE_BURST_SHARE = 0.005
 """The part of a limit whose tokens may live so long at a time: APIs take small bursts."""
-LONGEST_LIFE = 1.0
+MAX_LIFE_SECONDS = 1.0
 """Seconds that a token lives at most."""
-LONG_LIFE = 0.005
+LIFE_WINDOW_SHARE = 0.005
 """The part of a long limit's window that a token may live: so much longer does the window count it."""
-LATE = 0.75
+LATE_SLACK_SHARE = 0.75
 """The part of a limit's slack by which a token may be used late; the rest is for lumps and for the network."""
-LUMPS = 0.2
+LUMP_SLACK_SHARE = 0.2
 """The part of a limit's slack within which tokens count as one lump, of one moment: there are fewer to count."""
-GENTLE = 0.25
+MAX_ADDED_SECONDS = 0.25
 """Seconds that a reduced pace adds between two calls at most: a tenth of 1 call per second would wait for ten."""
 
-MOST_KEYS = 10_000
+MAX_KEPT_KEYS = 10_000
 """Keys whose windows are kept, those used last."""
-GROUPS = 1 << 14
+KEY_GROUPS = 1 << 14
 """Groups of keys whose windows are not kept any more."""
 
 
@@ -87,7 +87,7 @@ class SlidingWindow:
         self._opened = -inf
         """When the first token of the last lump leaves."""
 
-    def forget(self, now: float) -> None:
+    def drop_expired(self, now: float) -> None:
         """Drop what is in no window that ends now or later."""
         gone = 0
         for leaves, cost in self._lumps:
@@ -98,7 +98,7 @@ class SlidingWindow:
         if gone:
             del self._lumps[:gone]
 
-    def used(self, at: float) -> int:
+    def count_used(self, at: float) -> int:
         """Return how much counts in the window that ends at a moment, now or later."""
         used = self._sum
         for leaves, cost in self._lumps:
@@ -107,7 +107,7 @@ class SlidingWindow:
             used -= cost
         return used
 
-    def opens(self, at: float, cost: int) -> float:
+    def opens_at(self, at: float, cost: int) -> float:
         """Return the first moment from `at` on with room for `cost`; more than `most` gets a window of its own."""
         most = max(0, self.most - cost)
         used = self._sum
@@ -119,7 +119,7 @@ class SlidingWindow:
             used -= counted
         return at
 
-    def take(self, last_use: float, cost: int) -> None:
+    def add_tokens(self, last_use: float, cost: int) -> None:
         """Count tokens, of which the last may be used at `last_use`."""
         leaves = last_use + self.seconds * max(1.0, cost / self.most)
         self._sum += cost
@@ -140,7 +140,7 @@ class SlidingWindow:
         self._sum += cost
         insort(self._lumps, (leaves, cost))
 
-    def copy(self, other: SlidingWindow) -> None:
+    def copy_counts(self, other: SlidingWindow) -> None:
         """Take over what another window counts."""
         self._lumps = list(other._lumps)
         self._sum = other._sum
@@ -158,22 +158,22 @@ class Quota:
             seconds = seconds / most
             most = 1
         slack = seconds / share - seconds
-        self.short = seconds <= SHORT
+        self.short = seconds <= MAX_SHORT_LIMIT_SECONDS
         self.step = seconds / (most * share) if self.short else 0.0
         """Seconds between two calls or rows."""
-        self.lives = min(LOOSE, slack * LATE)
+        self.lives = min(LOOSE_LIFE_SECONDS, slack * LATE_SLACK_SHARE)
         """Seconds for which a token may be used."""
         if not self.short:
-            self.lives = min(LONGEST_LIFE, max(LOOSE, seconds * LONG_LIFE))
+            self.lives = min(MAX_LIFE_SECONDS, max(LOOSE_LIFE_SECONDS, seconds * LIFE_WINDOW_SHARE))
         # the pace of a short limit leaves its slack unused; a long limit has no pace, its window is longer by the slack
-        self.window = SlidingWindow(floor(most), seconds if self.short else seconds / share, slack * LUMPS)
+        self.window = SlidingWindow(floor(most), seconds if self.short else seconds / share, slack * LUMP_SLACK_SHARE)
         self.free = -inf
         """When the pace allows the next token."""
 
-    def pace(self, cost: int, factor: float) -> float:
+    def seconds_for(self, cost: int, factor: float) -> float:
         """Return the seconds that `cost` takes at a part of the pace."""
         whole = self.step * cost
-        return min(whole / factor, whole + GENTLE)
+        return min(whole / factor, whole + MAX_ADDED_SECONDS)
 
 
 class SlidingWindows:
@@ -193,17 +193,17 @@ class SlidingWindows:
         """When the `rate` that was asked for allows the next token."""
         self._last = -inf
 
-    def of(self, key: str, now: float) -> SlidingWindows:
+    def of_key(self, key: str, now: float) -> SlidingWindows:
         """Return these windows, which are the same for all keys."""
         return self
 
     @property
-    def sized(self) -> bool:
+    def limits_rows(self) -> bool:
         """Say whether the rows of a call matter."""
         return bool(self._rows)
 
     @property
-    def paced(self) -> bool:
+    def is_paced(self) -> bool:
         """Say whether calls take evenly spaced slots: under a short limit."""
         return any(quota.short for quota in self._quotas)
 
@@ -212,14 +212,14 @@ class SlidingWindows:
         """Return the calls per second that short limits allow; None: no short limit is stated."""
         return min((1 / quota.step for quota in self._calls if quota.short), default=None)
 
-    def next(self, now: float, rows: int) -> float:
+    def next_start(self, now: float, rows: int) -> float:
         """Return when a call of so many rows may be sent at the earliest."""
         at = max(now, self._free, self._last, *(quota.free for quota in self._quotas))
-        for quota, cost in self._costs(rows):
-            at = quota.window.opens(at, cost)
+        for quota, cost in self._quota_costs(rows):
+            at = quota.window.opens_at(at, cost)
         return at
 
-    def deal(
+    def allocate_run(
         self, now: float, until: float, *, calls: int, rows: int, factor: float = 1.0, rate: float | None = None
     ) -> Run | None:
         """Give out up to `calls` tokens that start before `until`; None: the next one is later.
@@ -229,54 +229,58 @@ class SlidingWindows:
             rate: Calls per second at most, in addition to the limits.
         """
         for quota in self._quotas:
-            quota.window.forget(now)
-        first = self.next(now, rows)
+            quota.window.drop_expired(now)
+        first = self.next_start(now, rows)
         if first > until:
             return None
-        paces = [quota.pace(cost, factor) for quota, cost in self._costs(rows)]
+        paces = [quota.seconds_for(cost, factor) for quota, cost in self._quota_costs(rows)]
         own = 1 / rate if rate else 0.0
         step = max(own, *paces, 0.0)
-        loose = self._loose(now, first)
-        room = [(quota.window.most - quota.window.used(first)) // cost for quota, cost in self._costs(rows)]
+        loose = self._is_loose(now, first)
+        room = [(quota.window.most - quota.window.count_used(first)) // cost for quota, cost in self._quota_costs(rows)]
         fit = floor((until - first) / step) + 1 if step else calls
         if loose:
             # Few at a time: those that live so long can go out together.
-            room += [floor(quota.window.most * FEW) // cost for quota, cost in self._costs(rows) if quota.short]
-        run = Run(first, step, max(1, min(calls, fit, *room)), rows, self._life(loose=loose))
-        self._take(run, paces, own)
+            room += [
+                floor(quota.window.most * LOOSE_BURST_SHARE) // cost
+                for quota, cost in self._quota_costs(rows)
+                if quota.short
+            ]
+        run = Run(first, step, max(1, min(calls, fit, *room)), rows, self._token_life(loose=loose))
+        self._count_run(run, paces, own)
         return run
 
-    def shift(self, part: float) -> None:
+    def shift_pace(self, part: float) -> None:
         """Let the next token be later by a part of a step, and with it all that follow at the same pace."""
         for quota in self._quotas:
             quota.free += part * quota.step
 
-    def spent(self, at: float, calls: int, rows: int) -> None:
+    def count_earlier(self, at: float, calls: int, rows: int) -> None:
         """Count calls that were sent before, those of an earlier driver for instance."""
         for quotas, cost in ((self._calls, calls), (self._rows, rows)):
             for quota in quotas if cost else ():
-                quota.window.take(at, cost)
+                quota.window.add_tokens(at, cost)
 
-    def counted(self, now: float) -> tuple[float, list[tuple[float, int]]]:
+    def export_counts(self, now: float) -> tuple[float, list[tuple[float, int]]]:
         """Return when the pace allows the next token; of each window how long something counts, and how much."""
         for quota in self._quotas:
-            quota.window.forget(now)
+            quota.window.drop_expired(now)
         free = max((quota.free for quota in self._quotas), default=-inf)
-        return free, [(quota.window.empty_at, quota.window.used(now)) for quota in self._quotas]
+        return free, [(quota.window.empty_at, quota.window.count_used(now)) for quota in self._quotas]
 
     def used_share(self, now: float) -> float | None:
         """Return how much of the limit counts that is used the most, 0 to 1; None without a limit."""
-        shares = [quota.window.used(now) / quota.window.most for quota in self._quotas]
+        shares = [quota.window.count_used(now) / quota.window.most for quota in self._quotas]
         return min(1.0, max(shares)) if shares else None
 
-    def adopt(self, now: float, free: float, counted: Iterable[tuple[float, int]]) -> None:
+    def import_counts(self, now: float, free: float, counted: Iterable[tuple[float, int]]) -> None:
         """Begin with what other windows counted, in new ones."""
         for quota, (until, used) in zip(self._quotas, counted, strict=True):
             quota.free = free
             if used and until > now:
                 quota.window.count_until(until, used)
 
-    def succeed(self, before: KeyedWindows | SlidingWindows) -> None:
+    def take_over(self, before: KeyedWindows | SlidingWindows) -> None:
         """Take over the counts of windows of the same length, so that a restated limit does not begin at zero."""
         if not isinstance(before, SlidingWindows):
             return
@@ -284,38 +288,38 @@ class SlidingWindows:
             for quota in own_quotas:
                 for old in old_quotas:
                     if old.window.seconds == quota.window.seconds:
-                        quota.window.copy(old.window)
+                        quota.window.copy_counts(old.window)
                         break
 
-    def _costs(self, rows: int) -> list[tuple[Quota, int]]:
+    def _quota_costs(self, rows: int) -> list[tuple[Quota, int]]:
         return [(quota, 1) for quota in self._calls] + [(quota, rows) for quota in self._rows]
 
-    def _loose(self, now: float, at: float) -> bool:
+    def _is_loose(self, now: float, at: float) -> bool:
         """Say whether no call waits for the pace, and at most half of every short limit is used.
 
         Tokens may then be used later than the slack allows.
         """
         short = [quota for quota in self._quotas if quota.short]
-        return all(quota.free <= now and 2 * quota.window.used(at) <= quota.window.most for quota in short)
+        return all(quota.free <= now and 2 * quota.window.count_used(at) <= quota.window.most for quota in short)
 
-    def _life(self, *, loose: bool) -> float:
+    def _token_life(self, *, loose: bool) -> float:
         """Return the seconds after which a token expires: at the full pace as many as the slack allows."""
-        if not self.paced:
-            return min((quota.lives for quota in self._quotas), default=LOOSE)
+        if not self.is_paced:
+            return min((quota.lives for quota in self._quotas), default=LOOSE_LIFE_SECONDS)
         if loose:
-            return LOOSE
+            return LOOSE_LIFE_SECONDS
         return min(quota.lives for quota in self._quotas if quota.short)
 
-    def _take(self, run: Run, paces: list[float], own: float) -> None:
+    def _count_run(self, run: Run, paces: list[float], own: float) -> None:
         last = run.first + (run.calls - 1) * run.step
         self._last = last
         self._free = last + own
-        for (quota, cost), pace in zip(self._costs(run.rows), paces, strict=True):
+        for (quota, cost), pace in zip(self._quota_costs(run.rows), paces, strict=True):
             quota.free = last + pace
             lump = max(1, min(run.calls, floor(quota.window.grain / run.step) if run.step else run.calls))
             for done in range(0, run.calls, lump):
                 many = min(lump, run.calls - done)
-                quota.window.take(run.first + (done + many - 1) * run.step + run.lives, cost * many)
+                quota.window.add_tokens(run.first + (done + many - 1) * run.step + run.lives, cost * many)
 
 
 @dataclass
@@ -339,30 +343,30 @@ class KeyedWindows:
     rate = None
     """There is no rate for all keys together."""
 
-    def __init__(self, limits: Iterable[RateLimit], share: float, most: int = MOST_KEYS) -> None:
+    def __init__(self, limits: Iterable[RateLimit], share: float, most: int = MAX_KEPT_KEYS) -> None:
         self._limits = tuple(limits)
         self._share = share
         self._most = most
         self._kept: OrderedDict[str, SlidingWindows] = OrderedDict()
         self._forgotten: dict[int, ForgottenKeys] = {}
-        self.paced = any(limit.seconds <= SHORT for limit in self._limits)
-        self.sized = any(limit.rows is not None for limit in self._limits)
+        self.is_paced = any(limit.seconds <= MAX_SHORT_LIMIT_SECONDS for limit in self._limits)
+        self.limits_rows = any(limit.rows is not None for limit in self._limits)
 
     def __len__(self) -> int:
         """Return the number of keys whose windows are kept."""
         return len(self._kept)
 
-    def of(self, key: str, now: float) -> SlidingWindows:
+    def of_key(self, key: str, now: float) -> SlidingWindows:
         """Return the windows of a key."""
         windows = self._kept.get(key)
         if windows is None:
-            windows = self._kept[key] = self._begin(key, now)
+            windows = self._kept[key] = self._begin_key(key, now)
             if len(self._kept) > self._most:
-                self._forget(now, *self._kept.popitem(last=False))
+                self._forget_key(now, *self._kept.popitem(last=False))
         self._kept.move_to_end(key)
         return windows
 
-    def next(self, now: float, rows: int) -> float:
+    def next_start(self, now: float, rows: int) -> float:
         """Return when a call may be sent at the earliest: now, for there are keys that have sent nothing."""
         return now
 
@@ -370,28 +374,28 @@ class KeyedWindows:
         """Return nothing: each key has its own limit."""
         return None
 
-    def shift(self, part: float) -> None:
+    def shift_pace(self, part: float) -> None:
         """Do nothing: calls of many keys are not evenly spaced."""
 
-    def succeed(self, before: KeyedWindows | SlidingWindows) -> None:
+    def take_over(self, before: KeyedWindows | SlidingWindows) -> None:
         """Take over the counts of windows of the same length, so that a restated limit does not begin at zero."""
         if isinstance(before, KeyedWindows):
             for key, windows in before._kept.items():
                 self._kept[key] = SlidingWindows(self._limits, self._share)
-                self._kept[key].succeed(windows)
+                self._kept[key].take_over(windows)
 
-    def _begin(self, key: str, now: float) -> SlidingWindows:
+    def _begin_key(self, key: str, now: float) -> SlidingWindows:
         windows = SlidingWindows(self._limits, self._share)
-        group = self._forgotten.get(crc32(key.encode()) % GROUPS)
+        group = self._forgotten.get(crc32(key.encode()) % KEY_GROUPS)
         if group is not None:
-            windows.adopt(now, group.free, zip(group.until, group.used, strict=True))
+            windows.import_counts(now, group.free, zip(group.until, group.used, strict=True))
         return windows
 
-    def _forget(self, now: float, key: str, windows: SlidingWindows) -> None:
-        free, counted = windows.counted(now)
+    def _forget_key(self, now: float, key: str, windows: SlidingWindows) -> None:
+        free, counted = windows.export_counts(now)
         if free <= now and not any(used for _, used in counted):
             return
-        group = self._forgotten.setdefault(crc32(key.encode()) % GROUPS, ForgottenKeys())
+        group = self._forgotten.setdefault(crc32(key.encode()) % KEY_GROUPS, ForgottenKeys())
         if not group.until:
             group.until = [-inf] * len(counted)
             group.used = [0] * len(counted)

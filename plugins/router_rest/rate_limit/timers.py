@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-MOST_FILES = 1024
+SELECT_MAX_FILES = 1024
 """Numbers of files that select() can wait for."""
 
 
@@ -25,7 +25,7 @@ class PreciseSelector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait for files, or for so many seconds."""
         number = self.fileno()
-        if timeout is None or timeout <= 0 or number >= MOST_FILES:
+        if timeout is None or timeout <= 0 or number >= SELECT_MAX_FILES:
             return super().select(timeout)
         # epoll counts milliseconds, select() microseconds; the file of an epoll is ready when one of its files is.
         select.select([number], [], [], timeout)
