@@ -231,7 +231,7 @@ def send_rows(
     leases = LeaseServer().start()
     try:
         credentials = Credentials(None)
-        address = leases.admit(
+        address = leases.admit_sink(
             OWNER.name, "api", pace, credentials=credentials.current, stop=lambda: ended.is_set() or until()
         )
         lake = Lake.at(str(folder / "lake"))
@@ -290,7 +290,7 @@ def send_rows(
         sent_times: list[float] = []
         for log in logs:
             sent_times += [float(line) for line in log.read_text().split()]
-        return sent_times, leases.totals("api")["lapsed"]
+        return sent_times, leases.report_totals("api")["lapsed"]
     finally:
         leases.stop()
 

@@ -209,7 +209,7 @@ def admitted(sink: OpenSink, leases: LeaseServer, batch: Batch) -> Iterator[Serv
     credentials = sink.credentials()
     # The tasks are told the address afterwards: none of them takes a token before the earlier calls are counted.
     try:
-        address = leases.admit(
+        address = leases.admit_sink(
             batch.key,
             options.limit,
             Pace(limits, options.max_in_flight, keyed=options.limit_by is not None),
@@ -222,7 +222,7 @@ def admitted(sink: OpenSink, leases: LeaseServer, batch: Batch) -> Iterator[Serv
     try:
         yield address
     finally:
-        leases.dismiss(batch.key)
+        leases.dismiss_sink(batch.key)
 
 
 def count_earlier_calls(options: RestOptions, leases: LeaseServer, batch: Batch) -> None:

@@ -331,7 +331,7 @@ class TaskLogin:
 
     async def open(self) -> None:
         """Get the first credentials. Raises LookupError when the driver has none."""
-        self._take(await self.lease.credentials())
+        self._take(await self.lease.fetch_credentials())
 
     def auth(self, request: PreparedRequest) -> PreparedRequest:
         """Return a request with its credentials."""
@@ -354,7 +354,7 @@ class TaskLogin:
             if self._asked != times_asked:  # another call has asked, in vain, while this one waited
                 return False
             with suppress(LookupError, StartError):  # the driver has none now, and has logged it
-                self._take(await self.lease.credentials(refused))
+                self._take(await self.lease.fetch_credentials(refused))
             self._asked += 1
             return self.version != refused
 
@@ -372,7 +372,7 @@ class TaskLogin:
             self._renew_at = self.clock() + AGAIN
             # The driver has none now, and has logged it; or it is gone, which the calls are told by their lease.
             with suppress(LookupError, StartError, LeaseEnded):
-                self._take(await self.lease.credentials())
+                self._take(await self.lease.fetch_credentials())
 
     def _take(self, given: Mapping[str, Any]) -> None:
         self.version = str(given["version"])

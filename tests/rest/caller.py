@@ -18,10 +18,10 @@ from router_rest.rate_limit.client import LeaseClient, LeaseEnded
 async def call(lease: LeaseClient) -> None:
     """Call an API that answers after a while, for ever."""
     while True:
-        await lease.token()
+        await lease.acquire()
         print(time.monotonic(), flush=True)  # noqa: T201 - read by the test
         await asyncio.sleep(0.02)
-        lease.saw(200, ok=True, throttled=False, seconds=0.02)
+        lease.release(200, ok=True, throttled=False, seconds=0.02)
 
 
 async def main(sink: str, workers: int) -> None:

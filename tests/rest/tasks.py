@@ -109,7 +109,7 @@ class Tasks:
         credentials = Credentials(changes.pop("auth", None))
         limit = changes.pop("limit", "api")
         pace = changes.pop("pace", self.pace)
-        address = self.leases.admit(OWNER.name, limit, pace, credentials=credentials.current)
+        address = self.leases.admit_sink(OWNER.name, limit, pace, credentials=credentials.current)
         policy = Policy(first=0.01, longest=0.1)
         job = TaskJob(
             OWNER, self.parts, Encoding(as_it_is, None, "JSON"), form, cut, policy, address, CLIENT, apply, 10

@@ -435,7 +435,7 @@ def test_a_few_calls_that_are_told_to_wait_stop_nobody(clock: Clock) -> None:
     ids=str,
 )
 def test_garbage_of_headers_changes_nothing(message: dict[str, object]) -> None:
-    assert TaskReport.read(message) == TaskReport()
+    assert TaskReport.from_message(message) == TaskReport()
 
 
 def test_what_is_left_is_not_overdrawn(clock: Clock) -> None:
@@ -634,8 +634,8 @@ def test_messages_survive_json() -> None:
     )
     grant = Grant("probe", (Run(1.0, 0.5, 3, 1, 0.1),), 2, 3, 4, 0.5)
 
-    assert TaskReport.read(told.message()) == told
-    assert Grant.read(grant.message()) == grant
+    assert TaskReport.from_message(told.to_message()) == told
+    assert Grant.from_message(grant.to_message()) == grant
 
 
 @pytest.mark.parametrize("rate", [None, RateLimit(100, None, 1.0)], ids=["no limit", "100 a second"])

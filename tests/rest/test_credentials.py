@@ -361,7 +361,7 @@ class Driver:
         self.versions = list(versions)
         self.asked: list[str] = []
 
-    async def credentials(self, refused: str = "") -> dict[str, Any]:
+    async def fetch_credentials(self, refused: str = "") -> dict[str, Any]:
         self.asked.append(refused)
         await asyncio.sleep(0.01)
         version = self.versions.pop(0)

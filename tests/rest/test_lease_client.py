@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router_rest.rate_limit.client import (
-    CATCHING_UP,
-    CLOSEST,
-    SILENT,
-    TICK,
+    CATCH_UP_STEP_SHARE,
+    MAX_SILENT_TICKS,
+    STRICT_STEP_SHARE,
+    TICK_SECONDS,
     CallToken,
     Gone,
     LeaseClient,
@@ -208,8 +208,8 @@ def test_what_a_lost_task_had_lapses() -> None:
 async def call(lease: LeaseClient, many: int) -> None:
     """Make calls one after the other."""
     for _ in range(many):
-        await lease.token()
-        lease.saw(200, ok=True, throttled=False)
+        await lease.acquire()
+        lease.release(200, ok=True, throttled=False)
         await asyncio.sleep(0.001)
 
 
@@ -220,8 +220,8 @@ def test_without_a_driver_nothing_goes_out(silent: bool) -> None:
     async def story() -> float:
         world = World(Pace(ONE, 64), Api())
         lease, serving = world.lease()
-        await lease.token()
-        lease.saw(200, ok=True, throttled=False)
+        await lease.acquire()
+        lease.release(200, ok=True, throttled=False)
         gone_at = world.loop.time()
         if silent:
             lease._reader.feed_data = lambda text: None  # type: ignore[method-assign]
@@ -232,14 +232,14 @@ def test_without_a_driver_nothing_goes_out(silent: bool) -> None:
         with pytest.raises(Gone):
             lease.may_retry()
         with pytest.raises(Gone):
-            await lease.credentials()
+            await lease.fetch_credentials()
         lasted = world.loop.time() - gone_at
         await lease.close()
         serving.cancel()
         return lasted
 
     lasted: float = simulate(story())
-    assert lasted <= (SILENT + 5) * TICK if silent else lasted < 0.5
+    assert lasted <= (MAX_SILENT_TICKS + 5) * TICK_SECONDS if silent else lasted < 0.5
 
 
 def test_a_call_that_is_given_up_takes_no_place() -> None:
@@ -247,14 +247,14 @@ def test_a_call_that_is_given_up_takes_no_place() -> None:
         world = World(Pace((RateLimit(20, None, 1.0),), 4), Api())
         lease, _ = world.lease()
         for _ in range(30):
-            waiting = [asyncio.ensure_future(lease.token()) for _ in range(4)]
+            waiting = [asyncio.ensure_future(lease.acquire()) for _ in range(4)]
             await asyncio.sleep(0.06)
             for one in waiting:
                 one.cancel()
             ended = await asyncio.gather(*waiting, return_exceptions=True)
             for one in ended:
                 if isinstance(one, CallToken):
-                    lease.saw(200, ok=True, throttled=False)
+                    lease.release(200, ok=True, throttled=False)
         out = lease._tokens.out
         await lease.close()
         return out
@@ -268,11 +268,11 @@ def test_a_call_that_goes_out_twice_has_two_tokens_and_one_place() -> None:
         lease, _ = world.lease()
         times = []
         for _ in range(2):
-            await lease.token()
+            await lease.acquire()
             times.append(world.loop.time())
-            await lease.again()
+            await lease.acquire_again()
             times.append(world.loop.time())
-            lease.saw(200, ok=True, throttled=False)
+            lease.release(200, ok=True, throttled=False)
         await lease.close()
         await asyncio.sleep(0.1)
         return world.coordinator.totals["sent"], times, lease._tokens.out
@@ -289,7 +289,7 @@ def test_a_task_that_is_sent_away_is_told_for_how_long() -> None:
         with pytest.raises(Leave) as caught:
             await call(lease, 6)
         with pytest.raises(Leave):
-            await lease.token()
+            await lease.acquire()
         await lease.close()
         return caught.value.again
 
@@ -304,9 +304,9 @@ def test_retries_come_from_the_budget_of_all() -> None:
             lease, _ = world.lease()
             made = 0
             for _ in range(200):
-                await lease.token()
+                await lease.acquire()
                 made += lease.may_retry()
-                lease.saw(500, ok=True, throttled=False)
+                lease.release(500, ok=True, throttled=False)
                 await asyncio.sleep(0.01)
             await lease.close()
             return made
@@ -320,10 +320,10 @@ def test_retries_come_from_the_budget_of_all() -> None:
 
 def next_opens_after_a_late_call(tokens: TaskTokens) -> float:
     """Return how long after a call that went out 15 ms late the next one may."""
-    tokens.may(1, 10, 0)
-    tokens.give([Run(100.0, 0.02, 5, 1, 0.5)], 0.0)
-    assert tokens.take(100.015) is not None
-    due = tokens.due(100.015)
+    tokens.apply_allowance(1, 10, 0)
+    tokens.add_runs([Run(100.0, 0.02, 5, 1, 0.5)], 0.0)
+    assert tokens.acquire(100.015) is not None
+    due = tokens.next_due(100.015)
     assert due is not None
     return due - 100.015
 
@@ -334,8 +334,8 @@ def test_calls_make_up_for_time_unless_the_api_wants_them_apart() -> None:
     for _ in range(5):
         apart.note_early(100.0, refused=True)
 
-    assert next_opens_after_a_late_call(catching_up) == pytest.approx(CATCHING_UP * 0.02)
-    assert next_opens_after_a_late_call(apart) == pytest.approx(CLOSEST * 0.02)
+    assert next_opens_after_a_late_call(catching_up) == pytest.approx(CATCH_UP_STEP_SHARE * 0.02)
+    assert next_opens_after_a_late_call(apart) == pytest.approx(STRICT_STEP_SHARE * 0.02)
 
 
 def test_early_calls_that_are_refused_by_chance_keep_no_calls_apart() -> None:
@@ -344,14 +344,14 @@ def test_early_calls_that_are_refused_by_chance_keep_no_calls_apart() -> None:
     for number in range(1_000):
         tokens.note_early(100.0, refused=number % 50 in {0, 7})
 
-    assert next_opens_after_a_late_call(tokens) == pytest.approx(CATCHING_UP * 0.02)
+    assert next_opens_after_a_late_call(tokens) == pytest.approx(CATCH_UP_STEP_SHARE * 0.02)
 
 
 def test_a_token_knows_that_it_is_early() -> None:
     tokens = TaskTokens()
     next_opens_after_a_late_call(tokens)
 
-    early, in_time = tokens.take(100.03), tokens.take(100.05)
+    early, in_time = tokens.acquire(100.03), tokens.acquire(100.05)
 
     assert early is not None
     assert early.early

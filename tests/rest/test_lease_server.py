@@ -79,7 +79,7 @@ def highest(times: list[float]) -> int:
 
 def test_processes_share_a_limit_and_a_killed_one_takes_nothing_along(server: LeaseServer) -> None:
     """What a lost worker had in hand must neither be used twice nor be missing for long."""
-    address = server.admit("sink", "api", per_second(150))
+    address = server.admit_sink("sink", "api", per_second(150))
     callers = [Caller(address, "sink") for _ in range(3)]
     for caller in callers:
         caller.make(40)
@@ -98,12 +98,12 @@ def test_processes_share_a_limit_and_a_killed_one_takes_nothing_along(server: Le
 
 def test_a_message_to_a_task_whose_connection_is_lost_raises_nothing(server: LeaseServer) -> None:
     """Without it (before Python 3.11) what is dealt with it is lost, and the other tasks wait for it without end."""
-    address = server.admit("sink", "api", per_second(10))
+    address = server.admit_sink("sink", "api", per_second(10))
     sessions = server._limits["api"]
 
     async def story() -> TaskSession:
         lease = await LeaseClient.open(address, "sink")
-        await lease.token()  # the driver knows the session at the latest when it grants a token
+        await lease.acquire()  # the driver knows the session at the latest when it grants a token
         (session,) = sessions._sessions.values()
         await lease.close()
         return session
@@ -111,12 +111,12 @@ def test_a_message_to_a_task_whose_connection_is_lost_raises_nothing(server: Lea
     session = within(story())
     while sessions._sessions:
         time.sleep(0.01)
-    server._ask(lambda: session.say({}))
-    assert server.running
+    server._call_on_loop(lambda: session.send_message({}))
+    assert server.is_running
 
 
 def test_two_sinks_share_one_limit(server: LeaseServer) -> None:
-    addresses = {sink: server.admit(sink, "api", per_second(100)) for sink in ("one", "other")}
+    addresses = {sink: server.admit_sink(sink, "api", per_second(100)) for sink in ("one", "other")}
     callers = [Caller(address, sink).make(70) for sink, address in addresses.items()]
     server.stop()
 
@@ -126,8 +126,8 @@ def test_two_sinks_share_one_limit(server: LeaseServer) -> None:
 
 def test_a_sink_that_stops_ends_its_own_tasks_only(server: LeaseServer) -> None:
     stop = threading.Event()
-    stopped = Caller(server.admit("stops", "api", per_second(100), stop=stop.is_set), "stops").make(5)
-    other = Caller(server.admit("goes on", "api", per_second(100)), "goes on").make(5)
+    stopped = Caller(server.admit_sink("stops", "api", per_second(100), stop=stop.is_set), "stops").make(5)
+    other = Caller(server.admit_sink("goes on", "api", per_second(100)), "goes on").make(5)
     stop.set()
 
     assert stopped.end() == "Leave"
@@ -149,7 +149,7 @@ def test_a_sink_that_stops_ends_its_own_tasks_only(server: LeaseServer) -> None:
 def test_who_is_not_of_this_driver_gets_nothing(
     server: LeaseServer, wrong: Callable[[ServerAddress], ServerAddress], caplog: pytest.LogCaptureFixture
 ) -> None:
-    address = server.admit("sink", "api", per_second(10), credentials=lambda refused: {"secret": SECRET})
+    address = server.admit_sink("sink", "api", per_second(10), credentials=lambda refused: {"secret": SECRET})
 
     with pytest.raises(Gone):
         within(LeaseClient.open(wrong(address), "sink"))
@@ -176,7 +176,7 @@ def test_who_is_not_of_this_driver_gets_nothing(
 )
 @pytest.mark.parametrize("encrypted", [True, False], ids=["TLS", "plain"])
 def test_a_stranger_gets_nothing_and_harms_nobody(server: LeaseServer, said: bytes, *, encrypted: bool) -> None:
-    address = server.admit("sink", "api", per_second(1000), credentials=lambda refused: {"secret": SECRET})
+    address = server.admit_sink("sink", "api", per_second(1000), credentials=lambda refused: {"secret": SECRET})
     answer = b""
     with suppress(OSError), connected(address, encrypted) as stranger:
         stranger.sendall(said)
@@ -189,7 +189,7 @@ def test_a_stranger_gets_nothing_and_harms_nobody(server: LeaseServer, said: byt
 
     async def task() -> None:
         lease = await LeaseClient.open(address, "sink")
-        await lease.token()
+        await lease.acquire()
         await lease.close()
 
     within(task())
@@ -215,10 +215,10 @@ def connected(address: ServerAddress, encrypted: bool) -> Iterator[socket.socket
 
 def test_a_task_talks_to_the_server_with_its_certificate_only(server: LeaseServer) -> None:
     """Whoever can redirect a connection on the network could otherwise raise a limit, or learn the secret."""
-    address = server.admit("sink", "api", per_second(10))
+    address = server.admit_sink("sink", "api", per_second(10))
     other = LeaseServer().start()
     try:
-        port = other.admit("sink", "api", per_second(10)).port
+        port = other.admit_sink("sink", "api", per_second(10)).port
         with pytest.raises(Gone, match="certificate"):
             within(LeaseClient.open(replace(address, port=port), "sink"))
     finally:
@@ -251,13 +251,13 @@ def test_credentials_are_handed_out_and_not_seen_on_the_network(server: LeaseSer
         asked.append(refused)
         return {"version": str(len(asked)), "headers": {"Authorization": f"Bearer {SECRET}"}}
 
-    address = server.admit("sink", "api", per_second(10), credentials=credentials)
+    address = server.admit_sink("sink", "api", per_second(10), credentials=credentials)
 
     async def task() -> list[Any]:
         relay, port = await relayed(address, heard)
         lease = await LeaseClient.open(replace(address, port=port), "sink")
-        first = await lease.credentials()
-        given = [first, *await asyncio.gather(*(lease.credentials(first["version"]) for _ in range(3)))]
+        first = await lease.fetch_credentials()
+        given = [first, *await asyncio.gather(*(lease.fetch_credentials(first["version"]) for _ in range(3)))]
         await lease.close()
         relay.close()
         return given
@@ -276,13 +276,16 @@ def test_credentials_that_fail_say_so_and_no_more(server: LeaseServer, caplog: p
     def credentials(refused: str) -> dict[str, object]:
         raise PermissionError("the secret server says no")
 
-    addresses = [server.admit("fails", "a", per_second(10), credentials=credentials), server.admit("none", "b", Pace())]
+    addresses = [
+        server.admit_sink("fails", "a", per_second(10), credentials=credentials),
+        server.admit_sink("none", "b", Pace()),
+    ]
 
     async def task(address: ServerAddress, sink: str) -> str:
         lease = await LeaseClient.open(address, sink)
         with pytest.raises(LookupError) as caught:
-            await lease.credentials()
-        await lease.token()
+            await lease.fetch_credentials()
+        await lease.acquire()
         await lease.close()
         return str(caught.value)
 
@@ -292,7 +295,7 @@ def test_credentials_that_fail_say_so_and_no_more(server: LeaseServer, caplog: p
 
 
 def test_an_address_travels_but_shows_no_token(server: LeaseServer) -> None:
-    address = server.admit("sink", "api", per_second(10))
+    address = server.admit_sink("sink", "api", per_second(10))
 
     assert pickle.loads(pickle.dumps(address)) == address
     assert repr(address.secret) not in repr(address)
@@ -301,48 +304,48 @@ def test_an_address_travels_but_shows_no_token(server: LeaseServer) -> None:
 
 def test_a_limit_is_stated_once(server: LeaseServer) -> None:
     """Two sinks that mean different limits would otherwise keep neither."""
-    server.admit("one", "api", per_second(10))
-    server.admit("one", "api", per_second(10))
+    server.admit_sink("one", "api", per_second(10))
+    server.admit_sink("one", "api", per_second(10))
     with pytest.raises(ValueError, match="one"):
-        server.admit("other", "api", per_second(20))
+        server.admit_sink("other", "api", per_second(20))
 
-    server.dismiss("one")
-    server.admit("other", "api", per_second(20))
+    server.dismiss_sink("one")
+    server.admit_sink("other", "api", per_second(20))
 
 
 def test_a_limit_that_is_stated_anew_knows_what_went_out(server: LeaseServer) -> None:
     hour = RateLimit(5, None, 3600.0)
-    server.admit("sink", "api", Pace((hour,)))
+    server.admit_sink("sink", "api", Pace((hour,)))
     server.count_earlier("api", [EarlierCall(10.0, "", 5, 5)])
     assert server.outlook("api").again > 3000
 
-    server.admit("sink", "api", Pace((hour, RateLimit(1, None, 1.0))))
+    server.admit_sink("sink", "api", Pace((hour, RateLimit(1, None, 1.0))))
     assert server.outlook("api").again > 3000
 
 
 def test_tasks_of_an_old_statement_end(server: LeaseServer) -> None:
     """They would call beside those of the new one."""
-    old = Caller(server.admit("sink", "api", per_second(50)), "sink").make(3)
-    server.admit("sink", "api", per_second(60))
+    old = Caller(server.admit_sink("sink", "api", per_second(50)), "sink").make(3)
+    server.admit_sink("sink", "api", per_second(60))
 
     assert old.end() == "Leave"
 
 
 def test_what_tasks_saw_adds_up(server: LeaseServer) -> None:
-    address = server.admit("sink", "api", per_second(1000))
+    address = server.admit_sink("sink", "api", per_second(1000))
 
     async def task() -> None:
         lease = await LeaseClient.open(address, "sink")
         for status in (200, 429, 503, None):
-            await lease.token()
+            await lease.acquire()
             ok, throttled = status == 200, status == 429
-            lease.saw(status, ok=ok, throttled=throttled, timeout=status is None, seconds=0.5)
+            lease.release(status, ok=ok, throttled=throttled, timeout=status is None, seconds=0.5)
         await lease.close()
         while server.outlook("api").tasks:
             await asyncio.sleep(0.01)
 
     within(task())
-    totals = server.totals("api")
+    totals = server.report_totals("api")
     assert {name: totals[name] for name in ("sent", "ok", "throttled", "failed", "timeouts", "seconds")} == {
         "sent": 4,
         "ok": 1,
@@ -374,12 +377,12 @@ def test_a_question_that_fails_ends_nobody(server: LeaseServer, caplog: pytest.L
         asked.set()
         raise RuntimeError("no idea")
 
-    address = server.admit("sink", "api", per_second(100), stop=stop)
+    address = server.admit_sink("sink", "api", per_second(100), stop=stop)
     assert asked.wait(30)
 
     async def task() -> None:
         lease = await LeaseClient.open(address, "sink")
-        await lease.token()
+        await lease.acquire()
         await lease.close()
 
     within(task())
@@ -405,7 +408,7 @@ def test_the_state_of_a_limit_is_known_to_the_driver(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(module._servers, ("127.0.0.1", "test"), server)
     assert module.api_state("api-of-a-test") is None, "nothing was sent to it"
 
-    server.admit("a", "api-of-a-test", Pace((RateLimit(10, None, 60.0),), 4))
+    server.admit_sink("a", "api-of-a-test", Pace((RateLimit(10, None, 60.0),), 4))
     server.count_earlier("api-of-a-test", [EarlierCall(1.0, "", 4, 0)])
     state = module.api_state("api-of-a-test")
     assert state is not None
@@ -422,7 +425,7 @@ def test_the_state_of_a_limit_is_known_to_the_driver(monkeypatch: pytest.MonkeyP
     )
     assert state.answers == {"ok": 4, "throttled": 2, "failed": 2, "timed out": 1}, "each call counts once"
 
-    server.admit("b", "without-a-limit", Pace((), 4))
+    server.admit_sink("b", "without-a-limit", Pace((), 4))
     unlimited = module.api_state("without-a-limit")
     assert unlimited is not None
     assert unlimited.limit_used is None

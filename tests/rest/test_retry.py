@@ -252,7 +252,7 @@ def test_a_call_that_waits_for_the_retry_budget_ends_with_the_lease(results: Bul
         lease, serving = world.lease()
 
         async def busy(request: PreparedRequest, again: Any) -> Response:
-            world.loop.call_later(1.0, lease._granted, Grant("leave", (), 0, 0, 0, 30.0))
+            world.loop.call_later(1.0, lease._accept_grant, Grant("leave", (), 0, 0, 0, 30.0))
             return answer(503) if results is None else answer(200, b'{"items": [{"status": 429}]}')
 
         delivery = _delivery(Line(act=busy), Policy(results=results), lease, [])

@@ -243,7 +243,7 @@ def test_a_task_gets_other_credentials_before_its_own_end() -> None:
         return next(given)
 
     async def story() -> None:
-        lease: Any = SimpleNamespace(credentials=credentials)
+        lease: Any = SimpleNamespace(fetch_credentials=credentials)
         login = TaskLogin(lease, apply, clock=lambda: now[0])
         await login.open()
         for now[0] in (59.0, 61.0, 9999.0):

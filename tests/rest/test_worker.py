@@ -60,12 +60,12 @@ def test_delivered_rows_are_told_while_their_batch_runs(sending: Tasks) -> None:
     sent = sending.run(job, rows(range(60)))
     assert (sent.counts["delivered"], len(sent.dead)) == (58, 2)
     deadline = time.monotonic() + 10
-    while (state := sending.leases.state("api")) is None or state.delivered != {OWNER.name: 58}:
+    while (state := sending.leases.limit_state("api")) is None or state.delivered != {OWNER.name: 58}:
         assert time.monotonic() < deadline, state
         time.sleep(0.01)
 
     sending.run(sending.job(), rows(range(100)))
-    while (state := sending.leases.state("api")) is None or state.delivered != {OWNER.name: 98 + 2}:
+    while (state := sending.leases.limit_state("api")) is None or state.delivered != {OWNER.name: 98 + 2}:
         assert time.monotonic() < deadline, "rows with a receipt are sent no more, and counted once"
         time.sleep(0.01)
 
@@ -174,10 +174,10 @@ def test_a_sink_that_stops_waits_briefly_for_answers(sending: Tasks, monkeypatch
     stop = threading.Event()
     patient = {**CLIENT, "read": 900.0, "total": 900.0}  # longer than a test may take
     job = sending.job(client=patient)
-    sending.leases.admit(OWNER.name, "api", sending.pace, credentials=Credentials(None).current, stop=stop.is_set)
+    sending.leases.admit_sink(OWNER.name, "api", sending.pace, credentials=Credentials(None).current, stop=stop.is_set)
 
     def stop_when_calls_are_in_flight() -> None:
-        while not sending.leases.totals("api")["sent"]:
+        while not sending.leases.report_totals("api")["sent"]:
             stop.wait(0.01)
         stop.set()
 
@@ -187,7 +187,7 @@ def test_a_sink_that_stops_waits_briefly_for_answers(sending: Tasks, monkeypatch
     watcher.join()
 
     assert sent.counts["left"] == 100
-    in_flight = int(sending.leases.totals("api")["sent"])
+    in_flight = int(sending.leases.report_totals("api")["sent"])
     sending.api.play()
     while sent.counts["left"]:
         sent = sending.run(sending.job(), rows(range(100)))

@@ -175,10 +175,10 @@ class World:
         theirs: Any = Cable(here, self._delay)
         ours: Any = Cable(there, self._delay)
         session = TaskSession(number, sink, theirs)
-        serving = asyncio.ensure_future(self.sessions.serve(session, AdmittedSink("limit", None, None), there))
+        serving = asyncio.ensure_future(self.sessions.serve_task(session, AdmittedSink("limit", None, None), there))
         windows = self.coordinator.windows
         lease = LeaseClient(here, ours, sized=windows.limits_rows, keyed=windows.keyed)
-        lease.watch(self.loop.time())
+        lease.start_exchange(self.loop.time())
         return lease, serving
 
     async def post(
@@ -206,12 +206,12 @@ class World:
                 rows = rest.popleft()
                 status = 0
                 while status != 200:
-                    token = await HeldToken.take(lease, rows, key)
+                    token = await HeldToken.acquire(lease, rows, key)
                     await asyncio.sleep(self.chance.uniform(0, stalls))
                     await token.in_time()
                     status = await api.call(rows)
                     pause = api.retry_after if status == 429 else None
-                    lease.saw(status, ok=status == 200, throttled=status == 429, pause=pause)
+                    lease.release(status, ok=status == 200, throttled=status == 429, pause=pause)
                     if status == 503:
                         await asyncio.sleep(self.chance.uniform(0.05, 0.2))
                 taken += 1

@@ -534,7 +534,7 @@ class Classifier:
     def classified(
         self, call: Call, answer: Response, hide: Hide = bytes, method: str = ""
     ) -> tuple[Attempt, dict[str, Any]]:
-        """Return what an answer to a `method` means for a call, and the arguments of `LeaseClient.saw` for it.
+        """Return what an answer to a `method` means for a call, and the arguments of `LeaseClient.release` for it.
 
         `hide` masks secrets: an API may show all that it was sent.
         """

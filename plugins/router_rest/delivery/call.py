@@ -360,13 +360,13 @@ class Delivery:
             request = self.builder.request(call.url, body, self.builder.form.key(call, key, self.owner) or "")
         except ValueError:  # values of headers were checked before
             return Attempt(Action.REFUSED, "its URL is not valid")
-        token = await HeldToken.take(self.lease, len(call), call.limit)
+        token = await HeldToken.acquire(self.lease, len(call), call.limit)
         self.admitted(call)
         saw: dict[str, Any] = {"status": None, "ok": False, "throttled": False}
         try:
             authorised = self.login.auth(request)
             mask = self.login.mask  # before the wait: others may get new credentials meanwhile
-            answer = await self.client.send(authorised, again=token.again, ready=token.in_time)
+            answer = await self.client.send(authorised, again=token.acquire_again, ready=token.in_time)
             attempt, saw = self._classifier.classified(call, answer, mask.hide, method=str(request.method))
         except Unsent as error:
             attempt = Attempt(Action.AGAIN, error.what, came=False)
@@ -381,7 +381,7 @@ class Delivery:
             raise
         finally:
             # once for each token, whatever happens: it counts what is in flight
-            self.lease.saw(**saw, key=call.limit, early=token.token.early)
+            self.lease.release(**saw, key=call.limit, early=token.token.early)
         call.attempts += 1
         return attempt
 

@@ -18,7 +18,15 @@ from zlib import crc32
 
 from router import StartError
 from router_rest.rate_limit.backpressure import MIN_ANSWERS
-from router_rest.rate_limit.protocol import Grant, TaskReport, Want, line_of, task_tls
+from router_rest.rate_limit.protocol import (
+    TICK_SECONDS,
+    TICKS_PER_HEARTBEAT,
+    Grant,
+    TaskReport,
+    Want,
+    line_of,
+    task_tls,
+)
 from router_rest.rate_limit.sliding_window import LOOSE_LIFE_SECONDS
 
 if TYPE_CHECKING:
@@ -28,30 +36,26 @@ if TYPE_CHECKING:
     from router_rest.rate_limit.protocol import ServerAddress
     from router_rest.rate_limit.sliding_window import Run
 
-TICK = 0.1
-"""Seconds between two messages when nothing is urgent."""
-GAP = 0.01
+MIN_REPORT_GAP_SECONDS = 0.01
 """Seconds between two messages at least."""
-BEATS = 10
-"""Ticks after which the driver gets a message in any case."""
-SILENT = 100
+MAX_SILENT_TICKS = 100
 """Ticks without a message, after which the driver counts as gone; a blocked loop is one."""
-SAMPLES = 256
+CLOCK_SAMPLES = 256
 """Messages of which the fastest says how far the clocks are apart."""
-CLOSEST, CATCHING_UP = 0.985, 0.6
+STRICT_STEP_SHARE, CATCH_UP_STEP_SHARE = 0.985, 0.6
 """The part of the usual step between two calls of a task when the first went out late: at an API that refuses calls for
 coming early, and at others, where calls may make up for the time."""
-STRICT = 10.0
+STRICT_SECONDS = 10.0
 """Seconds for which an API counts as such after it has refused a call that came early."""
-EARLY_REFUSED = 0.25
+STRICT_REFUSED_SHARE = 0.25
 """The part of the early calls of late that such an API refuses at least: fewer are refused by chance."""
 EARLY_WEIGHT = 1 / 16
 """The weight of the last early call in that part."""
-MOST_KEYS = 10_000
+MAX_LAST_USES = 10_000
 """Keys whose last call is known."""
-APART = 0.002
+MIN_SPACED_STEP_SECONDS = 0.002
 """Seconds between two calls: closer ones are not kept apart, for servers count milliseconds."""
-MORE = 1.25
+LONG_LIVED_TOKENS_FACTOR = 1.25
 """Tokens to ask for ahead, as a multiple of those expected to be used, while tokens live long."""
 
 
@@ -66,7 +70,7 @@ class CallToken(NamedTuple):
 
 
 class LeaseClient:
-    """The lease of one task: `token()` before each attempt of a call, and exactly one `saw()` after it.
+    """The lease of one task: `acquire()` before each attempt of a call, and exactly one `release()` after it.
 
     `in_time()` stands right before the request is written: what comes between, as a new connection, may take longer
     than a token lives.
@@ -93,7 +97,7 @@ class LeaseClient:
         """Set when the sink stops."""
         self._waiting: deque[WaitingCall] = deque()
         self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._ahead: deque[float] = deque(maxlen=SAMPLES)
+        self._ahead: deque[float] = deque(maxlen=CLOCK_SAMPLES)
         """By how much this machine's clock was ahead of the driver's, by each of the last messages."""
         self._said = 0.0
         self._saying: asyncio.TimerHandle | None = None
@@ -104,53 +108,53 @@ class LeaseClient:
     @classmethod
     async def open(cls, address: ServerAddress, sink: str) -> LeaseClient:
         """Connect to the driver as one of its tasks. Raises Gone."""
-        reached = await reach(address, sink)
+        reached = await connect_to_driver(address, sink)
         lease = cls(reached.reader, reached.writer, sized=reached.sized, keyed=reached.keyed)
-        lease.watch(reached.now)
+        lease.start_exchange(reached.now)
         return lease
 
-    def watch(self, now: float) -> None:
+    def start_exchange(self, now: float) -> None:
         """Begin to read the driver's messages and to send reports.
 
         `now` is the time by the driver's clock.
         """
         self._ahead.append(self._loop.time() - now)
-        self._tasks = [asyncio.ensure_future(self._listen()), asyncio.ensure_future(self._tick())]
+        self._tasks = [asyncio.ensure_future(self._read_messages()), asyncio.ensure_future(self._keep_reporting())]
 
-    async def token(self, rows: int = 1, key: str = "") -> CallToken:
+    async def acquire(self, rows: int = 1, key: str = "") -> CallToken:
         """Wait until a call of so many rows may be sent, at once. Raises Leave or Gone."""
         if self._ended is not None:
-            self._raise()
+            self._raise_ended()
         rows = rows if self._sized else 1  # without a limit of rows a token is good for any call
         key = key if self._keyed else ""
         now = self._loop.time()
         token = None
         if self._keyed or not self._waiting:  # else those that wait come first
-            token = self._tokens.take(now, rows, key)
+            token = self._tokens.acquire(now, rows, key)
         if token is None:
-            token = await self._wait(rows, key)
+            token = await self._wait_for_token(rows, key)
         elif self._tokens.low:
-            self._say_soon()
+            self._send_report_soon()
         return token
 
-    async def again(self, rows: int = 1, key: str = "") -> CallToken:
+    async def acquire_again(self, rows: int = 1, key: str = "") -> CallToken:
         """Wait for another token: a call is sent again. Raises Leave or Gone, and keeps the old token then."""
         self._tokens.out -= 1
         try:
-            token = await self.token(rows, key)
+            token = await self.acquire(rows, key)
         except BaseException:
             self._tokens.out += 1
             raise
-        self._tokens.count("lapsed", 1)
+        self._tokens.add_count("lapsed", 1)
         return token
 
     async def in_time(self, token: CallToken, rows: int = 1, key: str = "") -> CallToken:
         """Return the token if it is good now, else wait for another one. Raises Leave or Gone, and keeps it then."""
         while self._loop.time() > token.until:
-            token = await self.again(rows, key)
+            token = await self.acquire_again(rows, key)
         return token
 
-    def saw(
+    def release(
         self,
         status: int | None,
         *,
@@ -180,30 +184,30 @@ class LeaseClient:
         """
         tokens = self._tokens
         tokens.out -= 1
-        tokens.count("ok" if ok else "throttled" if throttled else "failed", 1)
-        tokens.count("partly", partly)
-        tokens.count("seconds", seconds)
+        tokens.add_count("ok" if ok else "throttled" if throttled else "failed", 1)
+        tokens.add_count("partly", partly)
+        tokens.add_count("seconds", seconds)
         if not ok and status is not None:
-            tokens.note("bad_status", status)
+            tokens.set_value("bad_status", status)
         if timeout:
-            tokens.count("timeouts", 1)
+            tokens.add_count("timeouts", 1)
         if remaining is not None:
-            tokens.note("remaining", remaining)
+            tokens.set_value("remaining", remaining)
         if pause is not None:
-            tokens.count("asking", 1)
-            tokens.note("pause", max(pause, tokens.pause or 0.0))
+            tokens.add_count("asking", 1)
+            tokens.set_value("pause", max(pause, tokens.retry_after or 0.0))
         if early and (ok or throttled):
             tokens.note_early(self._loop.time(), refused=throttled)
         if throttled and self._keyed:
-            tokens.refused(key)
+            tokens.note_refused_key(key)
         if self._waiting:
-            self._serve()
+            self._serve_waiting()
         if not ok or (self._waiting and tokens.out < tokens.cap):  # calls that wait for an answer need no tokens
-            self._say_soon()
+            self._send_report_soon()
 
     def count_delivered(self, rows: int) -> None:
         """Note rows that were delivered: the driver shows them while their batch runs."""
-        self._tokens.count("delivered", rows)
+        self._tokens.add_count("delivered", rows)
 
     def may_retry(self) -> bool:
         """Take a retry from the budget of all tasks; False: it is used up for now, ask again later.
@@ -211,13 +215,13 @@ class LeaseClient:
         Raises Leave or Gone: nothing is added to the budget any more.
         """
         if self._ended is not None:
-            self._raise()
-        allowed = self._tokens.retry()
+            self._raise_ended()
+        allowed = self._tokens.take_retry()
         if not allowed:
-            self._say_soon()
+            self._send_report_soon()
         return allowed
 
-    async def credentials(self, refused: str = "") -> Mapping[str, Any]:
+    async def fetch_credentials(self, refused: str = "") -> Mapping[str, Any]:
         """Return the sink's credentials from the driver; `refused` is the version that the API did not take.
 
         Raises:
@@ -226,11 +230,11 @@ class LeaseClient:
             StartError: There will be none until a configuration is changed.
         """
         if isinstance(self._ended, Gone):
-            self._raise()
+            self._raise_ended()
         number = len(self._asked) and max(self._asked) + 1
         answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._asked[number] = answer
-        self._write({"credentials": number, "refused": refused})
+        self._write_message({"credentials": number, "refused": refused})
         try:
             return await answer
         finally:
@@ -239,10 +243,10 @@ class LeaseClient:
     async def close(self) -> None:
         """Send the last report, and end the lease."""
         if not isinstance(self._ended, Gone):
-            self._say()
+            self._send_report()
             with suppress(OSError):
                 await self._writer.drain()
-        self._end(Gone("the lease is closed"))
+        self._end_lease(Gone("the lease is closed"))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -250,32 +254,32 @@ class LeaseClient:
         with suppress(OSError):
             await self._writer.wait_closed()
 
-    def _raise(self) -> NoReturn:
+    def _raise_ended(self) -> NoReturn:
         if isinstance(self._ended, Leave):
             raise Leave(self._ended.again, stopped=self._ended.stopped)
         raise Gone(str(self._ended))
 
-    async def _wait(self, rows: int, key: str) -> CallToken:
+    async def _wait_for_token(self, rows: int, key: str) -> CallToken:
         waiter: asyncio.Future[CallToken] = self._loop.create_future()
         self._waiting.append(WaitingCall(rows, key, waiter))
-        self._serve()
-        self._say_soon()
+        self._serve_waiting()
+        self._send_report_soon()
         try:
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self._tokens.out -= 1  # the call that this token was for is not sent
-                self._tokens.count("lapsed", 1)
+                self._tokens.add_count("lapsed", 1)
             self._waiting = deque(call for call in self._waiting if call.waiter is not waiter)
             raise
 
-    def _serve(self) -> None:
+    def _serve_waiting(self) -> None:
         """Give tokens to waiting calls whose time has come, and schedule the next."""
         now = self._loop.time()
         behind = deque[WaitingCall]()
         while self._waiting:
             call = self._waiting.popleft()
-            token = self._tokens.take(now, call.rows, call.key)
+            token = self._tokens.acquire(now, call.rows, call.key)
             if token is None:
                 behind.append(call)
                 if not self._keyed:
@@ -287,42 +291,44 @@ class LeaseClient:
             self._waking.cancel()
             self._waking = None
         if self._waiting:
-            due = self._tokens.due(now)
+            due = self._tokens.next_due(now)
             if due is not None:
-                self._waking = self._loop.call_at(due, self._serve)
+                self._waking = self._loop.call_at(due, self._serve_waiting)
 
-    def _say_soon(self) -> None:
+    def _send_report_soon(self) -> None:
         """Send a report within milliseconds, together with what else happens until then."""
         if self._saying is None and self._ended is None:
-            self._saying = self._loop.call_at(max(self._loop.time(), self._said + GAP), self._say)
+            self._saying = self._loop.call_at(
+                max(self._loop.time(), self._said + MIN_REPORT_GAP_SECONDS), self._send_report
+            )
 
-    def _say(self) -> None:
+    def _send_report(self) -> None:
         if self._saying is not None:
             self._saying.cancel()
             self._saying = None
         self._said = self._loop.time()
         named = self._sized or self._keyed
-        report = self._tokens.report(self._said, [(call.rows, call.key) for call in self._waiting], sized=named)
-        self._write({"report": report.message()})
+        report = self._tokens.take_report(self._said, [(call.rows, call.key) for call in self._waiting], sized=named)
+        self._write_message({"report": report.to_message()})
 
-    def _write(self, message: Mapping[str, Any]) -> None:
+    def _write_message(self, message: Mapping[str, Any]) -> None:
         if not self._writer.transport.is_closing():
             self._writer.transport.write(line_of(message))
 
-    async def _tick(self) -> None:
+    async def _keep_reporting(self) -> None:
         """Send reports that are not urgent, and end the lease when the driver has been silent for too long."""
         beats = 0
-        while self._quiet < SILENT:
-            await asyncio.sleep(TICK)
+        while self._quiet < MAX_SILENT_TICKS:
+            await asyncio.sleep(TICK_SECONDS)
             beats += 1
             self._quiet += 1
             now = self._loop.time()
-            self._tokens.tick(now)
-            if now >= self._said + TICK / 2 and (self._tokens.dirty or beats % BEATS == 0):
-                self._say()
-        self._end(Gone(f"the driver has been silent for {SILENT * TICK:.0f} s"))
+            self._tokens.estimate_rate(now)
+            if now >= self._said + TICK_SECONDS / 2 and (self._tokens.has_report or beats % TICKS_PER_HEARTBEAT == 0):
+                self._send_report()
+        self._end_lease(Gone(f"the driver has been silent for {MAX_SILENT_TICKS * TICK_SECONDS:.0f} s"))
 
-    async def _listen(self) -> None:
+    async def _read_messages(self) -> None:
         """Read the driver's messages until it is gone."""
         try:
             while line := await self._reader.readline():
@@ -330,32 +336,32 @@ class LeaseClient:
                 message = json.loads(line)
                 self._ahead.append(self._loop.time() - message["now"])
                 if "grant" in message:
-                    self._granted(Grant.read(message["grant"]))
+                    self._accept_grant(Grant.from_message(message["grant"]))
                 if "credentials" in message:
-                    self._answered(message)
+                    self._accept_credentials(message)
         except (OSError, ValueError) as error:
-            self._end(Gone(f"the driver is gone: {error}"))
+            self._end_lease(Gone(f"the driver is gone: {error}"))
         else:
-            self._end(Gone("the driver is gone"))
+            self._end_lease(Gone("the driver is gone"))
 
-    def _granted(self, grant: Grant) -> None:
+    def _accept_grant(self, grant: Grant) -> None:
         tokens = self._tokens
         cap = self._tokens.cap
-        tokens.may(grant.number, grant.cap, grant.retries)
+        tokens.apply_allowance(grant.number, grant.cap, grant.retries)
         if grant.state in {"hold", "leave", "stop"}:
-            tokens.drop()
+            tokens.drop_tokens()
         if grant.state in {"leave", "stop"}:
             if grant.state == "stop":
                 self.stopped.set()
-            self._end(Leave(grant.again, stopped=grant.state == "stop"))
+            self._end_lease(Leave(grant.again, stopped=grant.state == "stop"))
             return
         # The fastest message says best how far the clocks are apart: with it no token is used too early.
-        tokens.give(grant.runs, min(self._ahead))
-        self._serve()
+        tokens.add_runs(grant.runs, min(self._ahead))
+        self._serve_waiting()
         if tokens.low or (self._waiting and tokens.cap > cap):
-            self._say_soon()
+            self._send_report_soon()
 
-    def _answered(self, message: Mapping[str, Any]) -> None:
+    def _accept_credentials(self, message: Mapping[str, Any]) -> None:
         answer = self._asked.get(message["credentials"])
         if answer is None or answer.done():
             return
@@ -366,12 +372,12 @@ class LeaseClient:
         else:
             answer.set_result(message["given"])
 
-    def _end(self, why: LeaseEnded) -> None:
+    def _end_lease(self, why: LeaseEnded) -> None:
         """End the lease, and every wait for a token with it; for credentials too when the driver is gone."""
         if self._ended is None or isinstance(why, Gone):
             self._ended = why
         self.over.set()
-        self._tokens.drop()
+        self._tokens.drop_tokens()
         for call in self._waiting:
             if not call.waiter.done():
                 call.waiter.set_exception(why)
@@ -405,14 +411,14 @@ class HeldToken:
     resent: bool = False
 
     @classmethod
-    async def take(cls, lease: LeaseClient, rows: int, key: str = "") -> HeldToken:
+    async def acquire(cls, lease: LeaseClient, rows: int, key: str = "") -> HeldToken:
         """Wait for a token. Raises Leave or Gone."""
-        return cls(lease, rows, key, await lease.token(rows, key))
+        return cls(lease, rows, key, await lease.acquire(rows, key))
 
-    async def again(self) -> None:
+    async def acquire_again(self) -> None:
         """Wait for another token, for the request is sent a second time. Raises Leave or Gone."""
         self.resent = True
-        self.token = await self.lease.again(self.rows, self.key)
+        self.token = await self.lease.acquire_again(self.rows, self.key)
 
     async def in_time(self) -> None:
         """Wait for another token where this one has expired. Raises Leave or Gone."""
@@ -460,22 +466,22 @@ class TaskTokens:
         self._counts: dict[str, Any] = {}
         self._retries = 0
 
-    def take(self, now: float, rows: int = 1, key: str = "") -> CallToken | None:
+    def acquire(self, now: float, rows: int = 1, key: str = "") -> CallToken | None:
         """Take a token for a call of so many rows now; None: there is none, or too many calls are in flight."""
         if self.out >= self.cap:
             return None
         for run in self._runs:
-            if run.key != key or self._opens(run) > now:
+            if run.key != key or self._opens_at(run) > now:
                 continue
             if now > run.first + run.lives:
-                self._lapse(now)
-                return self.take(now, rows, key)
+                self._drop_expired(now)
+                return self.acquire(now, rows, key)
             if run.rows >= rows:
-                early = now < self._last_use.get(key, 0.0) + run.step * CLOSEST
+                early = now < self._last_use.get(key, 0.0) + run.step * STRICT_STEP_SHARE
                 token = CallToken(run.first + run.lives, early)
                 # Not when the call is written: what lies between, some 0.5 ms each time, would add up to lost tokens.
                 self.note_use(now, key)
-                self._use(run)
+                self._use_token(run)
                 return token
         return None
 
@@ -485,97 +491,97 @@ class TaskTokens:
         A single refusal says little: some APIs refuse a few calls at random, early or not.
         """
         self._early_refused += EARLY_WEIGHT * (refused - self._early_refused)
-        if refused and self._early_refused >= EARLY_REFUSED:
-            self._strict_until = now + STRICT
+        if refused and self._early_refused >= STRICT_REFUSED_SHARE:
+            self._strict_until = now + STRICT_SECONDS
 
     def note_use(self, now: float, key: str) -> None:
         """Note that a token of a key is used now: the next call is kept apart from this one."""
-        if len(self._last_use) >= MOST_KEYS:
+        if len(self._last_use) >= MAX_LAST_USES:
             self._last_use.clear()
         self._last_use[key] = now
 
-    def due(self, now: float) -> float | None:
+    def next_due(self, now: float) -> float | None:
         """Return when the next token can be used; None: there is none, or no call may be in flight now."""
-        self._lapse(now)
+        self._drop_expired(now)
         if not self._runs or self.out >= self.cap:
             return None
-        return min((opens for run in self._runs if (opens := self._opens(run)) > now), default=None)
+        return min((opens for run in self._runs if (opens := self._opens_at(run)) > now), default=None)
 
-    def _opens(self, run: TokenRun) -> float:
+    def _opens_at(self, run: TokenRun) -> float:
         """Return when the next token of a run may be used: calls stay apart when one goes out late."""
-        if run.step < APART:
+        if run.step < MIN_SPACED_STEP_SECONDS:
             return run.first
         last_use = self._last_use.get(run.key, 0.0)
-        closest = CLOSEST if last_use < self._strict_until else CATCHING_UP
+        closest = STRICT_STEP_SHARE if last_use < self._strict_until else CATCH_UP_STEP_SHARE
         return max(run.first, last_use + run.step * closest)
 
-    def give(self, runs: Iterable[Run], offset: float) -> None:
+    def add_runs(self, runs: Iterable[Run], offset: float) -> None:
         """Add tokens; `offset` is by how much this machine's clock is ahead of the driver's."""
         for run in runs:
             self._runs.append(TokenRun(run.first + offset, run.step, run.calls, run.rows, run.lives, run.key))
             self._held += run.calls
             self._received += run.calls
             self._lives = run.lives
-        self.low = self._held < self._expected() // 2
+        self.low = self._held < self._expected_use() // 2
 
-    def may(self, number: int, cap: int, retries: int) -> None:
+    def apply_allowance(self, number: int, cap: int, retries: int) -> None:
         """Set how many calls may be in flight, unless a newer message has said it, and add retries."""
         if number >= self._number:
             self._number = number
             self.cap = cap
         self._retries += retries
 
-    def drop(self) -> None:
+    def drop_tokens(self) -> None:
         """Drop all tokens."""
-        self.count("lapsed", self._held)
+        self.add_count("lapsed", self._held)
         self._runs.clear()
         self._held = 0
 
-    def retry(self) -> bool:
+    def take_retry(self) -> bool:
         """Take a retry, if there is one."""
         if self._retries < 1:
-            self.count("denied", 1)
+            self.add_count("denied", 1)
             return False
         self._retries -= 1
-        self.count("retried", 1)
+        self.add_count("retried", 1)
         return True
 
-    def count(self, name: str, many: float) -> None:
+    def add_count(self, name: str, many: float) -> None:
         """Add to a count of the next report."""
         if many:
             self._counts[name] = self._counts.get(name, 0) + many
 
-    def note(self, name: str, value: Any) -> None:
+    def set_value(self, name: str, value: Any) -> None:
         """Set a value of the next report."""
         self._counts[name] = value
 
-    def refused(self, key: str) -> None:
+    def note_refused_key(self, key: str) -> None:
         """Note a key whose call was refused: the first few say whether it is one key or many."""
         keys = self._counts.get("refused_keys", ())
         number = crc32(key.encode())
         if number not in keys and len(keys) < MIN_ANSWERS:
-            self.note("refused_keys", (*keys, number))
+            self.set_value("refused_keys", (*keys, number))
 
     @property
-    def pause(self) -> float | None:
+    def retry_after(self) -> float | None:
         """Return the pause of the next report."""
         return self._counts.get("pause")
 
     @property
-    def dirty(self) -> bool:
+    def has_report(self) -> bool:
         """Say whether there is something to report."""
         return bool(self._counts)
 
-    def tick(self, now: float) -> None:
+    def estimate_rate(self, now: float) -> None:
         """Estimate how many tokens are used per second, from those used since the last tick."""
         if self._ticked is not None and now > self._ticked:
             self._rate = (self._rate + self._used / (now - self._ticked)) / 2
         self._used = 0
         self._ticked = now
 
-    def report(self, now: float, waiting: Sequence[tuple[int, str]], *, sized: bool) -> TaskReport:
+    def take_report(self, now: float, waiting: Sequence[tuple[int, str]], *, sized: bool) -> TaskReport:
         """Return the next report; `waiting` has the rows and the key of each call that waits for a token."""
-        self._lapse(now)
+        self._drop_expired(now)
         counts = self._counts
         self._counts = {}
         self.low = False  # it is asked for now
@@ -585,10 +591,10 @@ class TaskTokens:
             number=self._number,
             out=self.out,
             waiting=len(waiting),
-            wants=self._wants(waiting, sized=sized),
+            wants=self._list_wants(waiting, sized=sized),
         )
 
-    def _wants(self, waiting: Sequence[tuple[int, str]], *, sized: bool) -> tuple[Want, ...]:
+    def _list_wants(self, waiting: Sequence[tuple[int, str]], *, sized: bool) -> tuple[Want, ...]:
         usable = max(0, min(len(waiting), self.cap - self.out))
         if sized:  # the rows and the key of a call that does not wait yet are not known
             held = Counter[str]()
@@ -600,21 +606,23 @@ class TaskTokens:
                 if held[key] < 0:
                     not_held.append((rows, key))
             return tuple(Want(rows, len(list(alike)), key) for (rows, key), alike in groupby(not_held))
-        many = max(usable, self._expected()) - self._held
+        many = max(usable, self._expected_use()) - self._held
         return (Want(1, many),) if many > 0 else ()
 
-    def _expected(self) -> int:
+    def _expected_use(self) -> int:
         """Return how many tokens will probably be used before they expire."""
         if self.out == 0:
             return 0
-        return ceil(self._rate * self._ahead * (MORE if self._lives >= LOOSE_LIFE_SECONDS else 1))
+        return ceil(
+            self._rate * self._held_seconds * (LONG_LIVED_TOKENS_FACTOR if self._lives >= LOOSE_LIFE_SECONDS else 1)
+        )
 
     @property
-    def _ahead(self) -> float:
+    def _held_seconds(self) -> float:
         """Return for how many seconds tokens are held. Under a long limit they live longer, so hardly any expires."""
         return min(LOOSE_LIFE_SECONDS, self._lives)
 
-    def _use(self, run: TokenRun) -> None:
+    def _use_token(self, run: TokenRun) -> None:
         run.first += run.step
         run.calls -= 1
         if not run.calls:
@@ -623,10 +631,10 @@ class TaskTokens:
         self._used += 1
         self.out += 1
         self._counts["sent"] = self._counts.get("sent", 0) + 1
-        if self._rate and 2 * self._held < self._rate * self._ahead:
+        if self._rate and 2 * self._held < self._rate * self._held_seconds:
             self.low = True
 
-    def _lapse(self, now: float) -> None:
+    def _drop_expired(self, now: float) -> None:
         before = self._held
         for run in self._runs:
             late = now - run.lives - run.first
@@ -636,17 +644,17 @@ class TaskTokens:
                 run.calls -= gone
                 self._held -= gone
         if self._held < before:
-            self.count("lapsed", before - self._held)
+            self.add_count("lapsed", before - self._held)
             self._runs = deque(run for run in self._runs if run.calls)
 
 
-WITHIN = 10.0
+CONNECT_SECONDS = 10.0
 """Seconds within which the driver has to be reached."""
-LONGEST = 1 << 20
+MAX_DRIVER_LINE_BYTES = 1 << 20
 """Bytes of a line."""
 
 
-SHORTEST_NAMED = 0.1
+MIN_NAMED_WAIT_SECONDS = 0.1
 """Seconds of a wait that is named: a circuit that opens, or a key that is free again, while a task is sent away."""
 
 
@@ -665,7 +673,7 @@ class Leave(LeaseEnded):
     def __str__(self) -> str:
         if self.stopped:
             return "the sink stops"
-        if self.again < SHORTEST_NAMED:
+        if self.again < MIN_NAMED_WAIT_SECONDS:
             return "no call could go out for some seconds; the rest follows at once"
         return f"nothing may go out for {self.again:.1f} s or more"
 
@@ -689,17 +697,19 @@ class DriverConnection:
     keyed: bool
 
 
-async def reach(address: ServerAddress, sink: str) -> DriverConnection:
+async def connect_to_driver(address: ServerAddress, sink: str) -> DriverConnection:
     """Return a connection to the driver. Raises Gone."""
     try:
         reader, writer = await asyncio.wait_for(
-            asyncio.open_connection(address.host, address.port, limit=LONGEST, ssl=task_tls(address.certificate)),
-            WITHIN,
+            asyncio.open_connection(
+                address.host, address.port, limit=MAX_DRIVER_LINE_BYTES, ssl=task_tls(address.certificate)
+            ),
+            CONNECT_SECONDS,
         )
     except (OSError, asyncio.TimeoutError) as error:
         raise Gone(f"the driver at {address.host}:{address.port} is not reached: {error}") from error
     try:
-        return await asyncio.wait_for(_introduced(reader, writer, address, sink), WITHIN)
+        return await asyncio.wait_for(_introduce_task(reader, writer, address, sink), CONNECT_SECONDS)
     except BaseException as error:
         writer.transport.abort()
         if isinstance(error, (OSError, ValueError, KeyError, TypeError, asyncio.TimeoutError)):
@@ -707,7 +717,7 @@ async def reach(address: ServerAddress, sink: str) -> DriverConnection:
         raise
 
 
-async def _introduced(
+async def _introduce_task(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: ServerAddress, sink: str
 ) -> DriverConnection:
     """Return a connection once the driver has accepted the secret."""

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+TICK_SECONDS = 0.1
+"""Seconds between two reports of a task that are not urgent, and between two looks of the driver at all tasks."""
+TICKS_PER_HEARTBEAT = 10
+"""Ticks after which both sides send a message in any case: without one each would take the other for dead."""
+
 State = Literal["go", "probe", "hold", "leave", "stop"]
 
 
@@ -106,16 +111,16 @@ class TaskReport:
     wants: tuple[Want, ...] = ()
     """In order."""
 
-    def message(self) -> dict[str, Any]:
+    def to_message(self) -> dict[str, Any]:
         """Return this as JSON can hold it, without what is zero or empty."""
         return {name: value for name, value in vars(self).items() if value}
 
     @classmethod
-    def read(cls, message: Mapping[str, Any]) -> TaskReport:
+    def from_message(cls, message: Mapping[str, Any]) -> TaskReport:
         """Read a message; leave out times from the API's headers that are no finite numbers."""
         remaining = message.get("remaining")
         pause = message.get("pause")
-        numbers = {name: message[name] for name in COUNTS if name in message}
+        numbers = {name: message[name] for name in INT_FIELDS if name in message}
         return cls(
             **numbers,
             seconds=message.get("seconds", 0.0),
@@ -126,7 +131,7 @@ class TaskReport:
         )
 
 
-COUNTS = [name for name, one in TaskReport.__dataclass_fields__.items() if one.type == "int"]
+INT_FIELDS = [name for name, one in TaskReport.__dataclass_fields__.items() if one.type == "int"]
 
 
 def _is_time(value: float) -> bool:
@@ -151,13 +156,13 @@ class Grant:
     """Further retries, in addition to those that were granted before."""
     again: float = 0.0
 
-    def message(self) -> dict[str, Any]:
+    def to_message(self) -> dict[str, Any]:
         """Return this as JSON can hold it."""
         runs = [[run.first, run.step, run.calls, run.rows, run.lives, run.key] for run in self.runs]
         return {**vars(self), "runs": runs}
 
     @classmethod
-    def read(cls, message: Mapping[str, Any]) -> Grant:
+    def from_message(cls, message: Mapping[str, Any]) -> Grant:
         """Read a message."""
         return cls(**{**message, "runs": tuple(Run(*run) for run in message["runs"])})
 

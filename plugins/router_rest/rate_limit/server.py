@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from router import ApiState, StartError
 from router_rest.rate_limit.coordinator import Coordinator
-from router_rest.rate_limit.protocol import ServerAddress, TaskReport, line_of, server_tls
+from router_rest.rate_limit.protocol import (
+    TICK_SECONDS,
+    TICKS_PER_HEARTBEAT,
+    ServerAddress,
+    TaskReport,
+    line_of,
+    server_tls,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -31,21 +38,17 @@ if TYPE_CHECKING:
     Credentials = Callable[[str], Mapping[str, Any]]
 
 log = logging.getLogger("router")
-TICK = 0.1
-"""Seconds between two checks of which sinks are to stop."""
-BEAT = 10
-"""Ticks after which tasks get a message in any case: without one they would take the driver for dead."""
-INTRODUCTION = 10.0
+INTRODUCTION_SECONDS = 10.0
 """Seconds within which whoever connects has to prove that it is a task of this driver."""
-REFUSED_NAMED = 100
+MAX_REFUSED_HOSTS_LOGGED = 100
 """Hosts whose refused connections are logged, one line each."""
-LONGEST = 1 << 16
+MAX_TASK_LINE_BYTES = 1 << 16
 """Bytes of a line."""
-UNREAD = 1 << 20
+MAX_UNREAD_BYTES = 1 << 20
 """Bytes that a task may leave unread."""
-SILENT = 30.0
+MAX_TASK_SILENCE_SECONDS = 30.0
 """Seconds without a message, after which a task counts as gone."""
-BRIEFLY = 0.001
+MIN_GRANT_GAP_SECONDS = 0.001
 """Seconds between two deals at least."""
 
 
@@ -66,7 +69,7 @@ class LeaseServer:
         self._limits: dict[str, LimitSessions] = {}
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="router-leases", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="router-leases", daemon=True)
         self._ready = threading.Event()
         self._failed: OSError | None = None
         self._ending = asyncio.Event()
@@ -92,11 +95,11 @@ class LeaseServer:
             self._thread.join()
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Say whether tasks are served."""
         return self._thread.is_alive()
 
-    def admit(
+    def admit_sink(
         self,
         sink: str,
         limit: str,
@@ -108,8 +111,8 @@ class LeaseServer:
         """Admit the tasks of a sink, and return the address for them. Names of sinks are unique in a driver.
 
         Args:
-            credentials: Returns what `LeaseClient.credentials` returns to a task; gets the version that was refused,
-                or "". Runs on a thread of its own.
+            credentials: Returns what `LeaseClient.fetch_credentials` returns to a task; gets the version that was
+                refused, or "". Runs on a thread of its own.
             stop: Returns whether the sink's tasks are to end; called ten times a second, on the server's thread.
 
         Raises:
@@ -125,7 +128,7 @@ class LeaseServer:
                     raise ValueError(f"the limit {limit} is stated otherwise by {', '.join(others)}")
                 self._limits[limit] = LimitSessions(Coordinator(pace))
                 self._set_aside.pop(limit, None)
-                self._ask(lambda: self._succeed(self._limits[limit], sessions))
+                self._call_on_loop(lambda: self._hand_over_counts(self._limits[limit], sessions))
             self._sinks[sink] = AdmittedSink(limit, credentials, stop)
         return ServerAddress(self._host, self._port, limit, self._certificate, self._secret)
 
@@ -139,7 +142,7 @@ class LeaseServer:
         with self._lock:
             self._counted.add((sink, limit))
 
-    def dismiss(self, sink: str) -> None:
+    def dismiss_sink(self, sink: str) -> None:
         """Admit no more tasks of a sink. What its limit has counted is kept."""
         with self._lock:
             self._sinks.pop(sink, None)
@@ -149,10 +152,10 @@ class LeaseServer:
 
         Raises ConnectionError when the server has ended.
         """
-        outlook: Outlook = self._ask(self._limits[limit].coordinator.outlook)
+        outlook: Outlook = self._call_on_loop(self._limits[limit].coordinator.outlook)
         return outlook
 
-    def state(self, limit: str) -> ApiState | None:
+    def limit_state(self, limit: str) -> ApiState | None:
         """Return the circuit of a limit, how much of the limit is used, and the answers; None for one without tasks.
 
         Raises ConnectionError when the server has ended.
@@ -168,71 +171,71 @@ class LeaseServer:
             delivered = dict(sessions.delivered)
             return ApiState(out, used, coordinator.answers, failure=coordinator.failure, delivered=delivered)
 
-        state: ApiState = self._ask(read_state)
+        state: ApiState = self._call_on_loop(read_state)
         return state
 
-    def totals(self, limit: str) -> Mapping[str, float]:
+    def report_totals(self, limit: str) -> Mapping[str, float]:
         """Return the sums of all reports under a limit so far: sent, ok, throttled, failed, timeouts, ..."""
         return dict(self._limits[limit].coordinator.totals)
 
     def may_set_aside(self, limit: str) -> bool:
         """Return whether the API has taken a call under a limit since calls that failed alone were last set aside."""
-        return self.totals(limit)["ok"] > self._set_aside.get(limit, -1.0)
+        return self.report_totals(limit)["ok"] > self._set_aside.get(limit, -1.0)
 
     def note_set_aside(self, limit: str) -> None:
         """Note that calls are set aside: in an outage that happens once, and not again before a success."""
-        self._set_aside[limit] = self.totals(limit)["ok"]
+        self._set_aside[limit] = self.report_totals(limit)["ok"]
 
     def count_earlier(self, limit: str, calls: Iterable[EarlierCall]) -> None:
         """Count calls that were sent before this driver was started."""
         windows = self._limits[limit].coordinator.windows
         in_order = sorted(calls, reverse=True)
 
-        def spend() -> None:
+        def count_calls() -> None:
             now = time.monotonic()
             for ago, key, many, rows in in_order:
                 windows.of_key(key, now).count_earlier(now - ago, many, rows)
 
-        self._ask(spend)
+        self._call_on_loop(count_calls)
 
-    def _ask(self, question: Callable[[], Any]) -> Any:
+    def _call_on_loop(self, question: Callable[[], Any]) -> Any:
         """Call a function on the server's thread, which alone may use the coordinators; return its result."""
         answer: Future[Any] = Future()
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(_answer, question, answer)
+            self._loop.call_soon_threadsafe(_answer_question, question, answer)
         while not answer.done():
-            if not self.running:
+            if not self.is_running:
                 raise ConnectionError("the server of leases has ended: how many calls may be sent is unknown")
-            wait([answer], TICK)
+            wait([answer], TICK_SECONDS)
         return answer.result()
 
     @staticmethod
-    def _succeed(sessions: LimitSessions, before: LimitSessions) -> None:
+    def _hand_over_counts(sessions: LimitSessions, before: LimitSessions) -> None:
         """Hand the counts of a limit on to the same limit restated; the tasks of the old one end."""
         sessions.coordinator.windows.take_over(before.coordinator.windows)
-        before.check(before.sinks)
+        before.check_tasks(before.sinks)
 
-    def _run(self) -> None:
+    def _run_loop(self) -> None:
         try:
-            self._loop.run_until_complete(self._serve())
+            self._loop.run_until_complete(self._serve_tasks())
         except OSError as error:
             self._failed = error
         finally:
             self._ready.set()
             self._loop.close()
 
-    async def _serve(self) -> None:
+    async def _serve_tasks(self) -> None:
         server = await asyncio.start_server(
             self._serve_connection,
             self._bind,
             self._port,
-            limit=LONGEST,
+            limit=MAX_TASK_LINE_BYTES,
             ssl=self._tls,
-            ssl_handshake_timeout=INTRODUCTION,
+            ssl_handshake_timeout=INTRODUCTION_SECONDS,
         )
         self._port = server.sockets[0].getsockname()[1]
         self._ready.set()
-        watch = asyncio.ensure_future(self._watch())
+        watch = asyncio.ensure_future(self._watch_tasks())
         await self._ending.wait()
         server.close()
         watch.cancel()
@@ -241,18 +244,18 @@ class LeaseServer:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _watch(self) -> None:
-        """Check every TICK which tasks are to stop and which are gone, until cancelled."""
+    async def _watch_tasks(self) -> None:
+        """Check every TICK_SECONDS which tasks are to stop and which are gone, until cancelled."""
         for tick in count():
-            stopping = frozenset(name for name, sink in list(self._sinks.items()) if self._stops(name, sink))
+            stopping = frozenset(name for name, sink in list(self._sinks.items()) if self._is_stopping(name, sink))
             for sessions in list(self._limits.values()):
-                sessions.check(stopping)
-                if tick % BEAT == 0:
-                    sessions.beat()
-            await asyncio.sleep(TICK)
+                sessions.check_tasks(stopping)
+                if tick % TICKS_PER_HEARTBEAT == 0:
+                    sessions.send_heartbeat()
+            await asyncio.sleep(TICK_SECONDS)
 
     @staticmethod
-    def _stops(name: str, sink: AdmittedSink) -> bool:
+    def _is_stopping(name: str, sink: AdmittedSink) -> bool:
         try:
             return sink.stop is not None and sink.stop()
         except Exception:  # a fault of one sink must not end the leases of all
@@ -262,10 +265,10 @@ class LeaseServer:
     async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a connection until it ends, if it comes from a task of this driver."""
         try:
-            met = await asyncio.wait_for(self._introduce(reader, writer), INTRODUCTION)
+            met = await asyncio.wait_for(self._identify_task(reader, writer), INTRODUCTION_SECONDS)
             if met is not None:
                 sessions, session, sink = met
-                await sessions.serve(session, sink, reader)
+                await sessions.serve_task(session, sink, reader)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, asyncio.TimeoutError) as error:
             log.debug("a lease ends: %s", type(error).__name__)
         except asyncio.CancelledError:
@@ -273,14 +276,14 @@ class LeaseServer:
         finally:
             writer.transport.abort()
 
-    async def _introduce(
+    async def _identify_task(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[LimitSessions, TaskSession, AdmittedSink] | None:
         """Find out which task of which sink has connected; None: it may not be served."""
         introduction = json.loads(await reader.readline())
         secret = bytes.fromhex(introduction["secret"])
         if not hmac.compare_digest(secret, self._secret):
-            self._refuse(writer)
+            self._log_refused(writer)
             return None
         limit = introduction["limit"]
         sessions = self._limits.get(limit)
@@ -290,19 +293,19 @@ class LeaseServer:
             return None
         session = TaskSession(str(next(self._numbers)), introduction["sink"], writer)
         windows = sessions.coordinator.windows
-        session.say({"sized": windows.limits_rows, "keyed": windows.keyed})
+        session.send_message({"sized": windows.limits_rows, "keyed": windows.keyed})
         return sessions, session, sink
 
-    def _refuse(self, writer: asyncio.StreamWriter) -> None:
+    def _log_refused(self, writer: asyncio.StreamWriter) -> None:
         """Log once from where a client connected that does not know the secret; send nothing."""
         peer = writer.get_extra_info("peername")
         where = str(peer[0]) if peer else "?"
-        if where not in self._refused and len(self._refused) < REFUSED_NAMED:
+        if where not in self._refused and len(self._refused) < MAX_REFUSED_HOSTS_LOGGED:
             self._refused.add(where)
             log.warning("leases: refused a connection from %s that does not know this driver's secret", where)
 
 
-def _answer(question: Callable[[], Any], answer: Future[Any]) -> None:
+def _answer_question(question: Callable[[], Any], answer: Future[Any]) -> None:
     try:
         answer.set_result(question())
     except BaseException as error:  # it is raised where the question was asked
@@ -317,7 +320,7 @@ def lease_server(host: str = "127.0.0.1", bind: str = "") -> LeaseServer:
     """Return the server of this process for a host, started: queries of one driver share their limits."""
     with _lock:
         server = _servers.get((host, bind))
-        if server is None or not server.running:
+        if server is None or not server.is_running:
             server = _servers[host, bind] = LeaseServer(host, bind=bind or None).start()
         return server
 
@@ -325,10 +328,10 @@ def lease_server(host: str = "127.0.0.1", bind: str = "") -> LeaseServer:
 def api_state(limit: str) -> ApiState | None:
     """Return how the API under a limit is, by the servers of this process; None if none has sent anything to it."""
     with _lock:
-        servers = [server for server in _servers.values() if server.running]
+        servers = [server for server in _servers.values() if server.is_running]
     for server in servers:
         try:
-            state = server.state(limit)
+            state = server.limit_state(limit)
         except ConnectionError:  # it has just ended
             continue
         if state is not None:
@@ -363,20 +366,20 @@ class TaskSession:
         self.heard = asyncio.get_running_loop().time()
         self._writer = writer
 
-    def say(self, message: Mapping[str, Any]) -> None:
+    def send_message(self, message: Mapping[str, Any]) -> None:
         """Send a message with the time of this clock; disconnect a task that does not read."""
         transport = self._writer.transport
         try:
             unread = transport.get_write_buffer_size()
         except AttributeError:  # before Python 3.11, of a TLS connection that is lost: it must not end what is dealt
             return
-        if unread > UNREAD:
+        if unread > MAX_UNREAD_BYTES:
             transport.abort()
         elif not transport.is_closing():
             now = asyncio.get_running_loop().time()
             transport.write(line_of({**message, "now": now}))
 
-    def end(self) -> None:
+    def close_connection(self) -> None:
         """Close the connection."""
         self._writer.transport.abort()
 
@@ -389,9 +392,9 @@ class TaskSession:
         except Exception as error:  # whatever a plugin raises; a StartError is the router's, and quotes no secret
             log.warning("sink %s: no credentials: %s", self.sink, error)
             failure = {"wrong": str(error)} if isinstance(error, StartError) else {"failed": type(error).__name__}
-            self.say({"credentials": number, **failure})
+            self.send_message({"credentials": number, **failure})
             return
-        self.say({"credentials": number, "given": dict(given)})
+        self.send_message({"credentials": number, "given": dict(given)})
 
 
 class LimitSessions:
@@ -404,7 +407,7 @@ class LimitSessions:
         self._sessions: dict[str, TaskSession] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    async def serve(self, session: TaskSession, sink: AdmittedSink, reader: asyncio.StreamReader) -> None:
+    async def serve_task(self, session: TaskSession, sink: AdmittedSink, reader: asyncio.StreamReader) -> None:
         """Read the messages of a task until it disconnects."""
         self._sessions[session.who] = session
         self.coordinator.add_task(session.who)
@@ -415,10 +418,10 @@ class LimitSessions:
                 session.heard = loop.time()
                 message = json.loads(line)
                 if "report" in message:
-                    report = TaskReport.read(message["report"])
+                    report = TaskReport.from_message(message["report"])
                     self.coordinator.on_report(session.who, report)
                     self.delivered[session.sink] += report.delivered
-                    self._deal_at(session.heard)
+                    self._send_grants_at(session.heard)
                 if "credentials" in message:
                     answer = session.send_credentials(message["credentials"], message["refused"], sink.credentials)
                     answers.add(task := asyncio.ensure_future(answer))
@@ -428,40 +431,40 @@ class LimitSessions:
                 task.cancel()
             del self._sessions[session.who]
             self.coordinator.remove_task(session.who)
-            self._deal_at(loop.time())
+            self._send_grants_at(loop.time())
 
-    def check(self, stopping: frozenset[str]) -> None:
+    def check_tasks(self, stopping: frozenset[str]) -> None:
         """Send the tasks of sinks that stop away, and disconnect tasks that are silent."""
         now = asyncio.get_running_loop().time()
         for session in list(self._sessions.values()):
-            if now - session.heard > SILENT:
-                session.end()
+            if now - session.heard > MAX_TASK_SILENCE_SECONDS:
+                session.close_connection()
             elif session.sink in stopping:
                 self.coordinator.stop_task(session.who)
-                self._deal_at(now)
+                self._send_grants_at(now)
 
-    def beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """Send all tasks a sign of life."""
         for session in list(self._sessions.values()):
-            session.say({})
+            session.send_message({})
 
     @property
     def sinks(self) -> frozenset[str]:
         """Return the sinks whose tasks are connected."""
         return frozenset(session.sink for session in self._sessions.values())
 
-    def _deal(self) -> None:
+    def _send_grants(self) -> None:
         self._timer = None
         for who, grant in self.coordinator.allocate_grants().items():
-            self._sessions[who].say({"grant": grant.message()})
+            self._sessions[who].send_message({"grant": grant.to_message()})
         due = self.coordinator.next_due()
         if due is not None:
-            self._deal_at(max(due, asyncio.get_running_loop().time() + BRIEFLY))
+            self._send_grants_at(max(due, asyncio.get_running_loop().time() + MIN_GRANT_GAP_SECONDS))
 
-    def _deal_at(self, when: float) -> None:
+    def _send_grants_at(self, when: float) -> None:
         """Deal at a moment, or earlier where that is due already; reports that arrive until then count."""
         if self._timer is not None:
             if self._timer.when() <= when:
                 return
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(when, self._deal)
+        self._timer = asyncio.get_running_loop().call_at(when, self._send_grants)
