@@ -183,19 +183,19 @@ class AnswerOptions(SecretOptions):
     @field_validator("when")
     @classmethod
     def _known(cls, when: str) -> str:
-        AnswerRule.of(when, "retry", None)
+        AnswerRule.from_texts(when, "retry", None)
         return when
 
     @field_validator("reason")
     @classmethod
     def _shown(cls, reason: str | None) -> str | None:
-        AnswerRule.of("true", "retry", reason)
+        AnswerRule.from_texts("true", "retry", reason)
         return reason
 
     @property
     def rule(self) -> AnswerRule:
         """Return the rule as tasks ask it."""
-        return AnswerRule.of(self.when, self.then, self.reason)
+        return AnswerRule.from_texts(self.when, self.then, self.reason)
 
 
 class BodyOptions(SecretOptions):

@@ -123,7 +123,7 @@ def test_a_reason_shows_no_secret(shown: str) -> None:
     policy, mask = policy_of(rest(answers=[rule("dead", "status = 200", reason=shown)])), SecretMask(["hush-hush"])
     echo = answer(200, b'{"echo": "a hush-hush b"}', echo="a hush-hush b")
 
-    made, _ = Classifier(policy).classified(Call("t", 0, [1], [b"{}"]), echo, mask.hide)
+    made, _ = Classifier(policy).classify_answer(Call("t", 0, [1], [b"{}"]), echo, mask.hide)
 
     assert "***" in made.why
     assert "hush" not in made.why.lower()
@@ -135,7 +135,7 @@ def test_a_bulk_answer_that_refuses_some_rows_says_that_the_api_works(statuses: 
     policy = Policy(results=BulkResults("items", "status"))
     body = json.dumps({"items": [{"status": one} for one in statuses]}).encode()
 
-    _, saw = Classifier(policy).classified(Call("t", 0, [1, 2], [b"{}", b"{}"]), answer(200, body))
+    _, saw = Classifier(policy).classify_answer(Call("t", 0, [1, 2], [b"{}", b"{}"]), answer(200, body))
 
     assert (saw["throttled"], saw["partly"]) == (429 in statuses, partly)
 

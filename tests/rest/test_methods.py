@@ -123,7 +123,7 @@ def test_an_answer_is_read_by_the_method_of_its_row(method: str, doubt: bool, st
     answer: Any = SimpleNamespace(status=status, headers={}, body=b"", seconds=0.1, resent=False, whole=True)
     policy: Any = SimpleNamespace(again=None, results=None, rules=())
 
-    attempt, saw = Classifier(policy).classified(call, answer, method=method)
+    attempt, saw = Classifier(policy).classify_answer(call, answer, method=method)
 
     assert attempt.action.name == action
     assert saw["ok"] is (action == "DONE")

@@ -303,7 +303,7 @@ def test_a_documented_answer_means_what_its_vendor_says(preset: str, action: Act
     call = Call("events", 0, [1], [b"{}"])
     text = body if isinstance(body, bytes) else json.dumps(body).encode()
 
-    attempt, _ = Classifier(policy).classified(call, Response(status, ResponseHeaders(), text, 0.1, True))
+    attempt, _ = Classifier(policy).classify_answer(call, Response(status, ResponseHeaders(), text, 0.1, True))
 
     if attempt.results is None:
         assert attempt.action is action

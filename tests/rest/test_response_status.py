@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from requests.structures import CaseInsensitiveDict
 
 from router_rest.delivery.answer import (
-    LONGEST_PAUSE,
-    UNKNOWN,
+    MAX_RETRY_AFTER_SECONDS,
+    UNKNOWN_STATUS,
     Action,
     BulkResults,
     Remaining,
     Unreadable,
     action_for,
     calls_left,
-    doubtful,
-    pause,
-    throttles,
+    is_doubtful,
+    is_throttling,
+    retry_after,
 )
 
 MEANT = {
@@ -68,15 +68,15 @@ def test_which_statuses_are_tried_again_can_be_said() -> None:
 
 def test_only_too_many_calls_slow_them_down() -> None:
     """Without it a broken server is taken for a busy one, or a busy one is not spared."""
-    assert throttles(429, paused=False)
-    assert throttles(503, paused=True)
-    assert not throttles(503, paused=False)
-    assert not throttles(500, paused=True)
+    assert is_throttling(429, paused=False)
+    assert is_throttling(503, paused=True)
+    assert not is_throttling(503, paused=False)
+    assert not is_throttling(500, paused=True)
 
 
 def test_a_failure_that_may_have_been_processed_is_told_apart() -> None:
     """Without it duplicates are not reported, or every refusal by a busy server is one."""
-    assert {status for status in range(100, 600) if doubtful(status)} == {*range(500, 600)} - {501, 503}
+    assert {status for status in range(100, 600) if is_doubtful(status)} == {*range(500, 600)} - {501, 503}
 
 
 NOW = 784111777.0  # Sun, 06 Nov 1994 08:49:37 GMT
@@ -102,7 +102,7 @@ NOW = 784111777.0  # Sun, 06 Nov 1994 08:49:37 GMT
         pytest.param({"Retry-After": "3599"}, 3599, id="nearly an hour"),
         pytest.param({"Retry-After": "99999999999"}, 3600, id="absurd"),
         pytest.param({"Retry-After": "9" * 29}, 3600, id="more than absurd"),
-        pytest.param({"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"}, LONGEST_PAUSE, id="an absurd date"),
+        pytest.param({"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"}, MAX_RETRY_AFTER_SECONDS, id="an absurd date"),
         pytest.param({"Retry-After": "-5"}, None, id="negative"),
         pytest.param({"Retry-After": "soon"}, None, id="a word"),
         pytest.param({"Retry-After": ""}, None, id="nothing"),
@@ -115,7 +115,7 @@ NOW = 784111777.0  # Sun, 06 Nov 1994 08:49:37 GMT
 )
 def test_an_api_is_left_alone_for_as_long_as_it_says(headers: dict[str, str], seconds: float | None) -> None:
     """Without it calls go on against a limit, or one header stops them for ever."""
-    assert pause(CaseInsensitiveDict(headers), NOW) == seconds
+    assert retry_after(CaseInsensitiveDict(headers), NOW) == seconds
 
 
 @pytest.mark.parametrize(
@@ -178,11 +178,11 @@ def test_no_header_of_a_stranger_raises(one: str, other: str) -> None:
         {**dict.fromkeys(names, one), "RateLimit-Policy": other, "X-RateLimit-Reset": other, "Date": other}
     )
 
-    seconds = pause(headers, NOW)
+    seconds = retry_after(headers, NOW)
     still = calls_left(headers, NOW)
 
-    assert seconds is None or 0 <= seconds <= LONGEST_PAUSE
-    assert still is None or (still.calls >= 0 and 0 <= still.seconds <= LONGEST_PAUSE)
+    assert seconds is None or 0 <= seconds <= MAX_RETRY_AFTER_SECONDS
+    assert still is None or (still.calls >= 0 and 0 <= still.seconds <= MAX_RETRY_AFTER_SECONDS)
 
 
 ROWS = [b'{"id":"a","n":1}', b'{"id":"b","n":2}', b'{"id":"c","n":3}']
@@ -228,7 +228,10 @@ ROWS = [b'{"id":"a","n":1}', b'{"id":"b","n":2}', b'{"id":"c","n":3}']
             id="as said",
         ),
         pytest.param(
-            BulkResults("", "state", ok=(1,)), [{"state": 1}, {"state": True}, {}], [200, 400, UNKNOWN], id="a number"
+            BulkResults("", "state", ok=(1,)),
+            [{"state": 1}, {"state": True}, {}],
+            [200, 400, UNKNOWN_STATUS],
+            id="a number",
         ),
         pytest.param(
             BulkResults("failed", "code", id="id", absent_ok=True),
@@ -251,16 +254,16 @@ ROWS = [b'{"id":"a","n":1}', b'{"id":"b","n":2}', b'{"id":"c","n":3}']
         pytest.param(
             BulkResults("items", "statuz"),
             {"items": [{"status": 201}, {"status": 400}, {"status": None}]},
-            [UNKNOWN] * 3,
+            [UNKNOWN_STATUS] * 3,
             id="a path that leads nowhere",
         ),
         pytest.param(
             BulkResults("items", "status", id="id"),
             {"items": [{"id": "b", "status": 201}, {"id": "c", "status": None}]},
-            [UNKNOWN, 201, UNKNOWN],
+            [UNKNOWN_STATUS, 201, UNKNOWN_STATUS],
             id="rows that no item is about",
         ),
-        pytest.param(BulkResults("items", "status", id="id"), {"items": []}, [UNKNOWN] * 3, id="no item"),
+        pytest.param(BulkResults("items", "status", id="id"), {"items": []}, [UNKNOWN_STATUS] * 3, id="no item"),
     ],
 )
 def test_every_row_gets_what_was_said_of_it(results: BulkResults, answer: Any, statuses: list[int]) -> None:

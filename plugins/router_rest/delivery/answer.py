@@ -48,18 +48,18 @@ class Action(Enum):
     SET_ASIDE = "a rule says to park its rows"
 
 
-AGAIN = frozenset({408, 423, 425, 429, *range(500, 600)} - {501})
+RETRY_STATUSES = frozenset({408, 423, 425, 429, *range(500, 600)} - {501})
 """The server did not get the whole call, has too much to do, or is out of order."""
-REFUSED = frozenset({400, 406, 409, 416, 422, 424, 451})
-OF_THE_URL = frozenset({403, 404, 410, 414})
+REFUSED_STATUSES = frozenset({400, 406, 409, 416, 422, 424, 451})
+URL_STATUSES = frozenset({403, 404, 410, 414})
 """Statuses about the URL: the row is wrong where its values make the URL, else the configuration is."""
-GONE = frozenset({404, 410})
+GONE_STATUSES = frozenset({404, 410})
 """Statuses by which a DELETE that may have arrived before is done: nothing is there any more (RFC 9110, 9.2.2)."""
-NOT_DONE = frozenset({501, 503})
+NOT_PROCESSED_STATUSES = frozenset({501, 503})
 """Failures of a server that has not processed the call; after every other 5xx it is unknown."""
 
 
-OF_NO_CALL = frozenset({401, 408, 425, 502, 503, 504})
+SERVER_STATUSES = frozenset({401, 408, 425, 502, 503, 504})
 """Answers about the server, what stands before it, or the login, which say nothing of the call."""
 
 
@@ -68,43 +68,43 @@ def action_for(status: int, *, doubt: bool, url_of_data: bool = False, again: fr
 
     `doubt`: the rows may have arrived before, so 409 says that this is so, or that the first attempt is still running;
     else it is a conflict, which another attempt does not solve. `again` are the statuses after which a call is sent
-    again, in place of AGAIN; a status of AGAIN that is not among them says that the row is wrong.
+    again, in place of RETRY_STATUSES; one of these that is not among them says that the row is wrong.
     """
     if 200 <= status < 300:
         return Action.DONE
-    if status in (AGAIN if again is None else again) or (doubt and status == 409):
+    if status in (RETRY_STATUSES if again is None else again) or (doubt and status == 409):
         return Action.AGAIN
-    if status in REFUSED or status in AGAIN or (url_of_data and status in OF_THE_URL):
+    if status in REFUSED_STATUSES or status in RETRY_STATUSES or (url_of_data and status in URL_STATUSES):
         return Action.REFUSED
     return {401: Action.LOGIN, 413: Action.SPLIT}.get(status, Action.WRONG)
 
 
-def throttles(status: int, paused: bool) -> bool:
+def is_throttling(status: int, paused: bool) -> bool:
     """Return whether an answer says that there were too many calls; `paused`: it says when to come again."""
     return status == 429 or (status == 503 and paused)
 
 
-def doubtful(status: int) -> bool:
+def is_doubtful(status: int) -> bool:
     """Return whether a failed call may have been processed in spite of its status."""
-    return status >= 500 and status not in NOT_DONE
+    return status >= 500 and status not in NOT_PROCESSED_STATUSES
 
 
-LONGEST_PAUSE = 3600.0
+MAX_RETRY_AFTER_SECONDS = 3600.0
 """Seconds of a pause at most, whatever an API says: it may have a limit of an hour."""
-_MOST_OF_HEADER = 1024
+_MAX_HEADER_CHARS = 1024
 """Characters of a header that are looked at."""
-_NUMBER = re.compile(r"\d{1,30}(\.\d{0,9})?")
-_PARAMETER = re.compile(r'\s*;\s*([a-z*][a-z0-9_.*-]*)(?:=("[^"\\]*"|[^";,\s]+))?')
-_MEMBER = re.compile(rf'\s*"(?P<name>[^"\\]*)"(?P<parameters>(?:{_PARAMETER.pattern})*)\s*')
-_PAIR = re.compile(r"(limit|remaining|reset)\s*=\s*(\d{1,15})")
-_MILLISECONDS = ("retry-after-ms", "x-ms-retry-after-ms")
-_OLDER = (
+_NUMBER_PATTERN = re.compile(r"\d{1,30}(\.\d{0,9})?")
+_PARAMETER_PATTERN = re.compile(r'\s*;\s*([a-z*][a-z0-9_.*-]*)(?:=("[^"\\]*"|[^";,\s]+))?')
+_MEMBER_PATTERN = re.compile(rf'\s*"(?P<name>[^"\\]*)"(?P<parameters>(?:{_PARAMETER_PATTERN.pattern})*)\s*')
+_PAIR_PATTERN = re.compile(r"(limit|remaining|reset)\s*=\s*(\d{1,15})")
+_MILLISECOND_HEADERS = ("retry-after-ms", "x-ms-retry-after-ms")
+_OLDER_HEADERS = (
     ("ratelimit-remaining", "ratelimit-reset"),
     ("x-ratelimit-remaining", "x-ratelimit-reset-after"),
     ("x-ratelimit-remaining", "x-ratelimit-reset"),
     ("x-rate-limit-remaining", "x-rate-limit-reset"),
 )
-_EPOCH = 1e9
+_MIN_EPOCH_SECONDS = 1e9
 """From here on a reset is no duration but a time since 1970, in seconds; a thousand times later, in milliseconds."""
 
 
@@ -116,48 +116,48 @@ class Remaining:
     seconds: float
 
 
-def pause(headers: Mapping[str, str], now: float) -> float | None:
+def retry_after(headers: Mapping[str, str], now: float) -> float | None:
     """Return after how many seconds an API wants to be called again; None if it does not say.
 
-    Never less than it says, but LONGEST_PAUSE at most. `now` is in seconds since 1970. `headers` find names in any
-    case, as those of `requests` do.
+    Never less than it says, but MAX_RETRY_AFTER_SECONDS at most. `now` is in seconds since 1970. `headers` find names
+    in any case, as those of `requests` do.
     """
     seconds = None
-    retry_after = headers.get("retry-after")
-    if retry_after is not None and len(retry_after) <= _MOST_OF_HEADER:
-        seconds = _seconds_until(retry_after.strip(), headers, now)
-    for name in _MILLISECONDS:
-        milliseconds = _number(headers.get(name))
+    header = headers.get("retry-after")
+    if header is not None and len(header) <= _MAX_HEADER_CHARS:
+        seconds = _seconds_until(header.strip(), headers, now)
+    for name in _MILLISECOND_HEADERS:
+        milliseconds = _parse_number(headers.get(name))
         if seconds is None and milliseconds is not None:
             seconds = milliseconds / 1000
-    return None if seconds is None else min(max(seconds, 0.0), LONGEST_PAUSE)
+    return None if seconds is None else min(max(seconds, 0.0), MAX_RETRY_AFTER_SECONDS)
 
 
 def calls_left(headers: Mapping[str, str], now: float) -> Remaining | None:
     """Return the calls that an API still takes and for how long, by its tightest policy; None if it does not say."""
-    policies = [*_drafted(headers), *_older(headers, now)]
+    policies = [*_read_draft_policies(headers), *_read_older_policies(headers, now)]
     return min(policies, key=lambda remaining: remaining.calls / max(remaining.seconds, 1.0), default=None)
 
 
 def _seconds_until(retry_after: str, headers: Mapping[str, str], now: float) -> float | None:
-    seconds = _number(retry_after)
+    seconds = _parse_number(retry_after)
     if seconds is not None:
         return seconds
-    date = _date(retry_after)
+    date = _parse_http_date(retry_after)
     if date is None:
         return None
     # By the clock of the API if it says the time: ours may differ.
-    time_of_api = _date(headers.get("date", ""))
+    time_of_api = _parse_http_date(headers.get("date", ""))
     return date - (now if time_of_api is None else time_of_api)
 
 
-def _number(text: str | None) -> float | None:
-    if text is None or _NUMBER.fullmatch(text.strip()) is None:
+def _parse_number(text: str | None) -> float | None:
+    if text is None or _NUMBER_PATTERN.fullmatch(text.strip()) is None:
         return None
     return float(text)
 
 
-def _date(text: str) -> float | None:
+def _parse_http_date(text: str) -> float | None:
     """Return the time of an HTTP-date in any of its three forms."""
     if len(text) > 64:
         return None
@@ -170,54 +170,54 @@ def _date(text: str) -> float | None:
         return None
 
 
-def _drafted(headers: Mapping[str, str]) -> Iterator[Remaining]:
+def _read_draft_policies(headers: Mapping[str, str]) -> Iterator[Remaining]:
     """Yield what `RateLimit: "name";r=50;t=30` says, for every policy that counts calls."""
-    header = headers.get("ratelimit", "")[:_MOST_OF_HEADER]
+    header = headers.get("ratelimit", "")[:_MAX_HEADER_CHARS]
     if not header:
         return
-    pairs = dict(_PAIR.findall(header))
+    pairs = dict(_PAIR_PATTERN.findall(header))
     if "remaining" in pairs and "reset" in pairs:  # the form of draft 7
-        yield Remaining(float(pairs["remaining"]), min(float(pairs["reset"]), LONGEST_PAUSE))
+        yield Remaining(float(pairs["remaining"]), min(float(pairs["reset"]), MAX_RETRY_AFTER_SECONDS))
         return
-    policies = dict(_members(headers.get("ratelimit-policy", "")[:_MOST_OF_HEADER]))
-    for name, parameters in _members(header):
+    policies = dict(_parse_members(headers.get("ratelimit-policy", "")[:_MAX_HEADER_CHARS]))
+    for name, parameters in _parse_members(header):
         policy = policies.get(name, {})
-        calls = _number(parameters.get("r"))
-        seconds = _number(parameters.get("t", policy.get("w")))
+        calls = _parse_number(parameters.get("r"))
+        seconds = _parse_number(parameters.get("t", policy.get("w")))
         if calls is None or seconds is None or policy.get("qu", '"requests"') != '"requests"':
             continue
-        yield Remaining(calls, min(seconds, LONGEST_PAUSE))
+        yield Remaining(calls, min(seconds, MAX_RETRY_AFTER_SECONDS))
 
 
-def _members(header: str) -> Iterator[tuple[str, dict[str, str]]]:
+def _parse_members(header: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the members of a list of strings with parameters (RFC 9651); nothing of a malformed list."""
     members = []
     position = 0
     while position < len(header):
-        member = _MEMBER.match(header, position)
+        member = _MEMBER_PATTERN.match(header, position)
         if member is None or header[member.end() : member.end() + 1] not in {"", ","}:
             return
-        members.append((member["name"], dict(_PARAMETER.findall(member["parameters"]))))
+        members.append((member["name"], dict(_PARAMETER_PATTERN.findall(member["parameters"]))))
         position = member.end() + 1
     yield from members
 
 
-def _older(headers: Mapping[str, str], now: float) -> Iterator[Remaining]:
-    for remaining, reset in _OLDER:
-        calls = _number(headers.get(remaining))
-        seconds = _number(headers.get(reset))
+def _read_older_policies(headers: Mapping[str, str], now: float) -> Iterator[Remaining]:
+    for remaining, reset in _OLDER_HEADERS:
+        calls = _parse_number(headers.get(remaining))
+        seconds = _parse_number(headers.get(reset))
         if calls is None or seconds is None:
             continue
-        if seconds >= _EPOCH * 1000:
+        if seconds >= _MIN_EPOCH_SECONDS * 1000:
             seconds = max(seconds / 1000 - now, 0.0)
-        elif seconds >= _EPOCH:
+        elif seconds >= _MIN_EPOCH_SECONDS:
             seconds = max(seconds - now, 0.0)
-        yield Remaining(calls, min(seconds, LONGEST_PAUSE))
+        yield Remaining(calls, min(seconds, MAX_RETRY_AFTER_SECONDS))
 
 
-SEEN = ("status", "headers", "body", "item", "method")
+RULE_NAMES = ("status", "headers", "body", "item", "method")
 Then = Literal["retry", "deliver", "dead", "park", "pause", "split", "fail"]
-ACTIONS = {
+ACTION_OF_RULE = {
     "retry": Action.AGAIN,
     "deliver": Action.DONE,
     "dead": Action.DEAD,
@@ -239,7 +239,7 @@ class AnswerDecision(NamedTuple):
     @property
     def action(self) -> Action:
         """Return the next step for the call or the row."""
-        return ACTIONS[self.then]
+        return ACTION_OF_RULE[self.then]
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ class AnswerRule:
     reason: tuple[str | AnswerExpression, ...] = ()
 
     @classmethod
-    def of(cls, when: str, then: Then, reason: str | None) -> AnswerRule:
+    def from_texts(cls, when: str, then: Then, reason: str | None) -> AnswerRule:
         """Return the rule of three texts. Raises ValueError, which says what of them is wrong. Runs on the driver."""
         # Importing the parser takes half a second: only sinks with rules wait for it, and no task does.
         from router_rest.delivery.answer_expression_reader import read_expression
@@ -263,18 +263,18 @@ class AnswerRule:
         pieces: list[str | AnswerExpression] = []
         for piece in parse_template(reason or ""):
             if isinstance(piece, Placeholder):
-                pieces.append(read_expression(piece.path, SEEN))
+                pieces.append(read_expression(piece.path, RULE_NAMES))
             else:
                 pieces.append(piece)
-        return cls(read_expression(when, SEEN), then, tuple(pieces))
+        return cls(read_expression(when, RULE_NAMES), then, tuple(pieces))
 
     @property
     def of_items(self) -> bool:
         """Return whether the rule looks at the item of a row."""
         expressions = [self.when, *self.reason]
-        return any(not isinstance(piece, str) and piece.reads("item") for piece in expressions)
+        return any(not isinstance(piece, str) and piece.reads_name("item") for piece in expressions)
 
-    def decision(self, answer_values: Mapping[str, Any], hide: Hide) -> AnswerDecision:
+    def make_decision(self, answer_values: Mapping[str, Any], hide: Hide) -> AnswerDecision:
         """Return what the rule says of an answer for which it holds; `hide` masks secrets."""
         # Secrets are masked before a reason is made: afterwards one in capital letters could not be told.
         masked = None
@@ -283,7 +283,7 @@ class AnswerRule:
             if isinstance(piece, str):
                 text += piece
                 continue
-            masked = masked or _masked(answer_values, hide)
+            masked = masked or _mask_values(answer_values, hide)
             text += _reason_text(piece.value(masked))
         shown = hide(text.encode(errors="replace")).decode(errors="replace")
         return AnswerDecision(self.then, shown, not self.of_items)
@@ -294,7 +294,7 @@ def _reason_text(value: Any) -> str:
     return "" if value is None else json_text(value)
 
 
-def _masked(answer_values: Mapping[str, Any], hide: Hide) -> dict[str, Any]:
+def _mask_values(answer_values: Mapping[str, Any], hide: Hide) -> dict[str, Any]:
     """Return what a rule looks at without secrets."""
     masked = {}
     for name, value in answer_values.items():
@@ -305,7 +305,7 @@ def _masked(answer_values: Mapping[str, Any], hide: Hide) -> dict[str, Any]:
     return masked
 
 
-def decisions(
+def apply_rules(
     rules: Sequence[AnswerRule], answer: Response, items: Sequence[Any], hide: Hide = bytes, method: str = ""
 ) -> list[AnswerDecision | None]:
     """Return, for each item, what the first rule that holds says; None if none does. `hide` masks secrets.
@@ -325,13 +325,13 @@ def decisions(
             break
         if not rule.of_items:
             if rule.when.value(values) is True:  # it holds for the call, and so for every row that is undecided
-                whole = rule.decision(values, hide)
+                whole = rule.make_decision(values, hide)
                 return [decision or whole for decision in decided]
             continue
         for position, item in enumerate(items):
             values_of_row = {**values, "item": item}
             if decided[position] is None and rule.when.value(values_of_row) is True:
-                decided[position] = rule.decision(values_of_row, hide)
+                decided[position] = rule.make_decision(values_of_row, hide)
     return decided
 
 
@@ -352,21 +352,21 @@ def decoded_json(text: bytes) -> Any:
 
 NO_STATUS = "`results` finds no status"
 """How the reason begins of a row whose answer does not say what became of it."""
-_SUCCESS = frozenset({"ok", "success", "succeeded", "created", "updated", "accepted", "deleted", "true"})
-_NOTHING = object()
+_SUCCESS_WORDS = frozenset({"ok", "success", "succeeded", "created", "updated", "accepted", "deleted", "true"})
+_MISSING = object()
 
 
 class Unreadable(ValueError):  # noqa: N818 - it says what the answer is
     """An answer in which the results of its rows are not where the configuration says."""
 
 
-UNKNOWN = 0
+UNKNOWN_STATUS = 0
 """The status of a row of which the answer does not say what became of it."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one row: a status like that of HTTP, or UNKNOWN, and the text of the reason.
+    """The result of one row: a status like that of HTTP, or UNKNOWN_STATUS, and the text of the reason.
 
     `item` is what the answer has about the row, `decision` what a rule says of it.
     """
@@ -410,20 +410,20 @@ class BulkResults:
         if self.id is None:
             if len(elements) != len(rows):
                 raise Unreadable(f"the answer has {len(elements)} results for {len(rows)} rows")
-            return [self._result(element) for element in elements]
-        by_name = {_name(_value_at(element, self.id)): self._result(element) for element in elements}
-        missing = Result(UNKNOWN, b"of the row, for no item is about it")
+            return [self._read_result(element) for element in elements]
+        by_name = {_name_of(_value_at(element, self.id)): self._read_result(element) for element in elements}
+        missing = Result(UNKNOWN_STATUS, b"of the row, for no item is about it")
         if self.absent_ok:
             missing = Result(200, b"")
-        return [by_name.get(name, missing) for name in self._names(rows, by_name)]
+        return [by_name.get(name, missing) for name in self._row_names(rows, by_name)]
 
-    def _result(self, element: Any) -> Result:
+    def _read_result(self, element: Any) -> Result:
         value = _value_at(element, self.status)
-        if value is _NOTHING or value is None:
+        if value is _MISSING or value is None:
             if self.absent_ok:
                 return Result(200, b"", element)
-            return Result(UNKNOWN, f"at `{self.status}` of its item".encode(), element)
-        status = _status(value, self.ok)
+            return Result(UNKNOWN_STATUS, f"at `{self.status}` of its item".encode(), element)
+        status = _parse_status(value, self.ok)
         if status < 300:
             return Result(status, b"", element)
         reason = None if self.reason is None else _value_at(element, self.reason)
@@ -431,12 +431,12 @@ class BulkResults:
             return Result(status, reason.encode(), element)
         return Result(status, msgspec.json.encode(element), element)
 
-    def _names(self, rows: Sequence[bytes], by_name: Mapping[str, Result]) -> list[str]:
+    def _row_names(self, rows: Sequence[bytes], by_name: Mapping[str, Result]) -> list[str]:
         """Return the name of each row; raise Unreadable if an element is about none of them."""
         path = self.row_id or self.id or ""
         values = [_value_at(_decoded_row(row), path) for row in rows]
-        names = [_name(value) for value in values]
-        if all(value is _NOTHING for value in values):
+        names = [_name_of(value) for value in values]
+        if all(value is _MISSING for value in values):
             names = [str(position) for position in range(len(rows))]
         strange = by_name.keys() - set(names)
         if strange:
@@ -451,19 +451,19 @@ def _decoded_row(row: bytes) -> Any:
 
 
 def _value_at(value: Any, path: str) -> Any:
-    """Return the value at a dotted path, or _NOTHING. `*` is the only field of an object, whatever its name."""
+    """Return the value at a dotted path, or _MISSING. `*` is the only field of an object, whatever its name."""
     for name in path.split(".") if path else ():
         if not isinstance(value, dict) or (name == "*" and len(value) != 1):
-            return _NOTHING
-        value = next(iter(value.values())) if name == "*" else value.get(name, _NOTHING)
+            return _MISSING
+        value = next(iter(value.values())) if name == "*" else value.get(name, _MISSING)
     return value
 
 
-def _name(value: Any) -> str:
-    return json_text(None if value is _NOTHING else value)
+def _name_of(value: Any) -> str:
+    return json_text(None if value is _MISSING else value)
 
 
-def _status(value: Any, ok: Sequence[str | int | bool]) -> int:
+def _parse_status(value: Any, ok: Sequence[str | int | bool]) -> int:
     """Return a status like that of HTTP for the value of an element; true is not 1 here."""
     if ok:
         if any(type(value) is type(accepted) and value == accepted for accepted in ok):
@@ -474,15 +474,15 @@ def _status(value: Any, ok: Sequence[str | int | bool]) -> int:
     if isinstance(value, str):
         if value.isascii() and value.isdigit() and len(value) == 3:
             return int(value)
-        return 200 if value.lower() in _SUCCESS else 400
+        return 200 if value.lower() in _SUCCESS_WORDS else 400
     return value if isinstance(value, int) and 100 <= value <= 599 else 400
 
 
-_FAILED = frozenset({Action.AGAIN, Action.LOGIN, Action.WRONG, Action.LATER})
+_FAILED_ACTIONS = frozenset({Action.AGAIN, Action.LOGIN, Action.WRONG, Action.LATER})
 """Answers that say that the API is not well, or that it is not called as it wants."""
-UNDONE = frozenset({Action.AGAIN, Action.SPLIT, Action.SET_ASIDE, Action.WRONG})
+UNDONE_ACTIONS = frozenset({Action.AGAIN, Action.SPLIT, Action.SET_ASIDE, Action.WRONG})
 """Decisions of rules after which rows may be sent again: after a 2xx these may have arrived."""
-_LOOK = 0.05
+_LOOK_PAUSE_SECONDS = 0.05
 """Seconds between two readings of the headers about the limit."""
 
 
@@ -531,7 +531,7 @@ class Classifier:
     clock: Callable[[], float] = time.time
     _looked: float = 0.0
 
-    def classified(
+    def classify_answer(
         self, call: Call, answer: Response, hide: Hide = bytes, method: str = ""
     ) -> tuple[Attempt, dict[str, Any]]:
         """Return what an answer to a `method` means for a call, and the arguments of `LeaseClient.release` for it.
@@ -540,30 +540,30 @@ class Classifier:
         """
         status = answer.status
         # A DELETE that may have arrived before, and finds nothing, has taken effect.
-        gone = method == "DELETE" and bool(call.doubtful) and status in GONE
+        gone = method == "DELETE" and bool(call.doubtful) and status in GONE_STATUSES
         action = Action.DONE
         if not gone:
             url_of_data = bool(call.url.partition("\n")[0])
             action = action_for(status, doubt=bool(call.doubtful), url_of_data=url_of_data, again=self.policy.again)
         attempt = Attempt(action, "", status, answer.seconds, hide(answer.body))
-        if doubtful(status) or answer.resent:
+        if is_doubtful(status) or answer.resent:
             call.doubtful = frozenset(call.offsets)
         if action is Action.DONE:
             if not gone and self.policy.results is not None:
                 self._read_results(self.policy.results, call, attempt, answer.body, hide)
         else:
-            attempt.why = f"the API answers {status}{excerpt(attempt.body)}"
+            attempt.why = f"the API answers {status}{answer_excerpt(attempt.body)}"
             if action is Action.AGAIN:
-                attempt.pause = pause(answer.headers, self.clock())
-            attempt.throttled = throttles(status, attempt.pause is not None)
+                attempt.pause = retry_after(answer.headers, self.clock())
+            attempt.throttled = is_throttling(status, attempt.pause is not None)
         if self.policy.rules:
             self._ask_rules(call, attempt, answer, hide, method)
         if attempt.throttled or attempt.action is Action.AGAIN:
-            attempt.pause = pause(answer.headers, self.clock())
+            attempt.pause = retry_after(answer.headers, self.clock())
         some_taken = any(_is_taken(result) for result in attempt.results or ())
         return attempt, {
             "status": status,
-            "ok": attempt.action not in _FAILED and not attempt.throttled,
+            "ok": attempt.action not in _FAILED_ACTIONS and not attempt.throttled,
             "throttled": attempt.throttled,
             "partly": attempt.throttled and some_taken,
             "pause": attempt.pause,
@@ -590,7 +590,7 @@ class Classifier:
         items: list[Any] = [None]
         if attempt.results is not None:
             items = [result.item for result in attempt.results]
-        decided = decisions(self.policy.rules, answer, items, hide, method)
+        decided = apply_rules(self.policy.rules, answer, items, hide, method)
         # A decision about the call as a whole needs no results of rows any more.
         first = decided[0]
         if first is not None and first.whole and all(decision == first for decision in decided):
@@ -606,17 +606,17 @@ class Classifier:
         attempt.action = decision.action
         attempt.results = None
         attempt.throttled = decision.then == "pause"
-        attempt.why = decision.reason or f"the API answers {attempt.status}{excerpt(attempt.body)}"
+        attempt.why = decision.reason or f"the API answers {attempt.status}{answer_excerpt(attempt.body)}"
         # An API may keep the rows before the one that it refuses, and after a 2xx it may have kept any.
         divided = decision.action is Action.SPLIT and len(call) > 1
-        undone = decision.action in UNDONE and 200 <= (attempt.status or 0) < 300
+        undone = decision.action in UNDONE_ACTIONS and 200 <= (attempt.status or 0) < 300
         if divided or undone:
             call.doubtful = frozenset(call.offsets)
 
     def _calls_left(self, headers: Mapping[str, str]) -> tuple[float, float] | None:
         """Return the calls left and their seconds by the headers; not for every answer: they change slowly."""
         now = self.clock()
-        if now - self._looked < _LOOK:
+        if now - self._looked < _LOOK_PAUSE_SECONDS:
             return None
         self._looked = now
         remaining = calls_left(headers, now)
@@ -639,7 +639,7 @@ def _is_taken(result: Result) -> bool:
     return result.decision.action is Action.DONE
 
 
-def excerpt(body: bytes) -> str:
+def answer_excerpt(body: bytes) -> str:
     """Return the beginning of an answer, for a reason."""
     text = body[:200].decode(errors="replace").strip()
     return f": {text}" if text else ""
@@ -650,10 +650,10 @@ def row_action(policy: Policy, call: Call, position: int, result: Result) -> Act
     offset = call.offsets[position]
     decision = result.decision
     if decision is not None:
-        if decision.action in UNDONE and result.status < 300:
+        if decision.action in UNDONE_ACTIONS and result.status < 300:
             call.doubtful |= {offset}
         return decision.action
-    if result.status == UNKNOWN:
+    if result.status == UNKNOWN_STATUS:
         return Action.PARK
     action = action_for(result.status, doubt=offset in call.doubtful, again=policy.again)
     return action if action in {Action.DONE, Action.AGAIN} else Action.DEAD
@@ -663,16 +663,16 @@ def row_reason(result: Result) -> str:
     """Return why a row was not taken: as a rule says, else as the answer does."""
     if result.decision is not None and result.decision.reason:
         return result.decision.reason
-    return f"the API answers {result.status}{excerpt(result.text)}"
+    return f"the API answers {result.status}{answer_excerpt(result.text)}"
 
 
 def next_steps(policy: Policy, call: Call, answer: Response, method: str = "") -> list[tuple[str, str | None]]:
     """Return, for each row of a call, the next step in the words of rules, and the reason. Sends nothing."""
-    attempt, _ = Classifier(policy).classified(call, answer, method=method)
+    attempt, _ = Classifier(policy).classify_answer(call, answer, method=method)
     if attempt.action is not Action.DONE:
-        return [(_word(attempt.action, attempt.throttled, len(call)), attempt.why)] * len(call)
+        return [(_rule_word(attempt.action, attempt.throttled, len(call)), attempt.why)] * len(call)
     if attempt.results is None:
-        return [(_WORDS[Action.DONE], None)] * len(call)
+        return [(_RULE_WORDS[Action.DONE], None)] * len(call)
     steps: list[tuple[str, str | None]] = []
     for position, result in enumerate(attempt.results):
         action = row_action(policy, call, position, result)
@@ -681,11 +681,11 @@ def next_steps(policy: Policy, call: Call, answer: Response, method: str = "") -
             reason = f"{NO_STATUS} {result.text.decode()}"
         elif action is Action.DONE:
             reason = None
-        steps.append((_word(action, _is_busy(result), 1), reason))
+        steps.append((_rule_word(action, _is_busy(result), 1), reason))
     return steps
 
 
-_WORDS = {
+_RULE_WORDS = {
     Action.DONE: "deliver",
     Action.DEAD: "dead",
     Action.WRONG: "fail",
@@ -695,8 +695,8 @@ _WORDS = {
 }
 
 
-def _word(action: Action, busy: bool, rows: int) -> str:
+def _rule_word(action: Action, busy: bool, rows: int) -> str:
     """Return a step as rules name it."""
     if action in {Action.REFUSED, Action.SPLIT}:
         return "split" if rows > 1 else "dead"
-    return _WORDS.get(action, "pause" if busy else "retry")
+    return _RULE_WORDS.get(action, "pause" if busy else "retry")

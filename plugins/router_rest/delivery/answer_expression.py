@@ -41,7 +41,7 @@ class Operation:
 
     def evaluate(self, values: Mapping[str, Any]) -> Any:
         """Return the value for JSON values by name. Raises NoValue or ArithmeticError for an error of Spark."""
-        special = _SPECIAL.get(self.name)
+        special = _LAZY_OPERATIONS.get(self.name)
         if special is not None:
             return special(self, values)
         operands = []
@@ -52,7 +52,7 @@ class Operation:
             operands.append(value)
         if self.constant is not None:
             operands.append(self.constant)
-        return _OF_VALUES[self.name](*operands)
+        return _VALUE_OPERATIONS[self.name](*operands)
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class AnswerExpression:
     text: str
     operation: Operation
 
-    def reads(self, name: str) -> bool:
+    def reads_name(self, name: str) -> bool:
         """Return whether the expression reads the value of this name, or a part of it."""
-        return _reads(self.operation, name)
+        return _reads_name(self.operation, name)
 
     def value(self, values: Mapping[str, Any]) -> Any:
         """Return the value for JSON values by name; None if it is null or cannot be evaluated."""
@@ -74,44 +74,44 @@ class AnswerExpression:
             return None
 
 
-def _reads(operation: Operation, name: str) -> bool:
+def _reads_name(operation: Operation, name: str) -> bool:
     if operation.name == "Path":
         return bool(operation.constant[0] == name)
-    return any(_reads(operand, name) for operand in operation.operands)
+    return any(_reads_name(operand, name) for operand in operation.operands)
 
 
 # Operations that look at their operands themselves
 
 
-def _literal(operation: Operation, values: Mapping[str, Any]) -> Any:
+def _literal_value(operation: Operation, values: Mapping[str, Any]) -> Any:
     return operation.constant
 
 
-def _path(operation: Operation, values: Mapping[str, Any]) -> Any:
+def _value_at_path(operation: Operation, values: Mapping[str, Any]) -> Any:
     value: Any = values
     for step in operation.constant:
-        value = _step(value, step)
+        value = _take_step(value, step)
     return value
 
 
-def _step(value: Any, step: str | int) -> Any:
+def _take_step(value: Any, step: str | int) -> Any:
     """Return a part of a value; None if there is none. `*` is the only field of an object, whatever its name."""
     if isinstance(step, int):
         if isinstance(value, list) and step < len(value):
             return value[step]
         return None
     if isinstance(value, list):  # the fields of its items, as in Spark
-        return [_step(item, step) for item in value]
+        return [_take_step(item, step) for item in value]
     if not isinstance(value, Mapping) or (step == "*" and len(value) != 1):
         return None
     return next(iter(value.values())) if step == "*" else value.get(step)
 
 
-def _and(operation: Operation, values: Mapping[str, Any]) -> bool | None:
+def _evaluate_and(operation: Operation, values: Mapping[str, Any]) -> bool | None:
     return _decided_by(False, operation, values)
 
 
-def _or(operation: Operation, values: Mapping[str, Any]) -> bool | None:
+def _evaluate_or(operation: Operation, values: Mapping[str, Any]) -> bool | None:
     return _decided_by(True, operation, values)
 
 
@@ -119,7 +119,7 @@ def _decided_by(decisive: bool, operation: Operation, values: Mapping[str, Any])
     """Evaluate operands until one has the value that decides; without it null counts more than the other value."""
     found_null = False
     for operand in operation.operands:
-        value = _truth(operand.evaluate(values))
+        value = _as_truth(operand.evaluate(values))
         if value is decisive:
             return decisive
         found_null = found_null or value is None
@@ -128,7 +128,7 @@ def _decided_by(decisive: bool, operation: Operation, values: Mapping[str, Any])
     return not decisive
 
 
-def _truth(value: Any) -> bool | None:
+def _as_truth(value: Any) -> bool | None:
     if value is None or isinstance(value, bool):
         return value
     raise NoValue
@@ -142,10 +142,10 @@ def _null_safe_equal(operation: Operation, values: Mapping[str, Any]) -> bool:
     first, second = (operand.evaluate(values) for operand in operation.operands)
     if first is None or second is None:
         return first is None and second is None
-    return _equal(first, second)
+    return _is_equal(first, second)
 
 
-def _in(operation: Operation, values: Mapping[str, Any]) -> bool | None:
+def _evaluate_in(operation: Operation, values: Mapping[str, Any]) -> bool | None:
     wanted, *items = (operand.evaluate(values) for operand in operation.operands)
     if wanted is None:
         return None
@@ -153,25 +153,25 @@ def _in(operation: Operation, values: Mapping[str, Any]) -> bool | None:
     convert = _common_type([wanted, *present])
     # One after the other: an item behind the one that is equal is not read as another type, as in Spark.
     for item in present:
-        if _key(convert(item)) == _key(convert(wanted)):
+        if _sort_key(convert(item)) == _sort_key(convert(wanted)):
             return True
     if len(present) < len(items):
         return None
     return False
 
 
-def _if(operation: Operation, values: Mapping[str, Any]) -> Any:
+def _evaluate_if(operation: Operation, values: Mapping[str, Any]) -> Any:
     """Return the value after the first condition that holds; the last of an odd number is for all else."""
     operands = operation.operands
     for position in range(0, len(operands) - 1, 2):
-        if _truth(operands[position].evaluate(values)):
+        if _as_truth(operands[position].evaluate(values)):
             return operands[position + 1].evaluate(values)
     if len(operands) % 2:
         return operands[-1].evaluate(values)
     return None
 
 
-def _coalesce(operation: Operation, values: Mapping[str, Any]) -> Any:
+def _evaluate_coalesce(operation: Operation, values: Mapping[str, Any]) -> Any:
     for operand in operation.operands:
         value = operand.evaluate(values)
         if value is not None:
@@ -179,25 +179,25 @@ def _coalesce(operation: Operation, values: Mapping[str, Any]) -> Any:
     return None
 
 
-def _greatest(operation: Operation, values: Mapping[str, Any]) -> Any:
-    return max(_present(operation, values), key=_key, default=None)
+def _evaluate_greatest(operation: Operation, values: Mapping[str, Any]) -> Any:
+    return max(_present_values(operation, values), key=_sort_key, default=None)
 
 
-def _least(operation: Operation, values: Mapping[str, Any]) -> Any:
-    return min(_present(operation, values), key=_key, default=None)
+def _evaluate_least(operation: Operation, values: Mapping[str, Any]) -> Any:
+    return min(_present_values(operation, values), key=_sort_key, default=None)
 
 
-def _present(operation: Operation, values: Mapping[str, Any]) -> list[Any]:
+def _present_values(operation: Operation, values: Mapping[str, Any]) -> list[Any]:
     """Return the values that are not null, in one type."""
     operands = [operand.evaluate(values) for operand in operation.operands]
-    return _alike([value for value in operands if value is not None])
+    return _alike_values([value for value in operands if value is not None])
 
 
 def _concat_ws(operation: Operation, values: Mapping[str, Any]) -> str | None:
     separator, *texts = (operand.evaluate(values) for operand in operation.operands)
     if separator is None:
         return None
-    return _text(separator).join([_text(text) for text in texts if text is not None])
+    return _as_text(separator).join([_as_text(text) for text in texts if text is not None])
 
 
 def _try_cast(operation: Operation, values: Mapping[str, Any]) -> Any:
@@ -210,18 +210,18 @@ def _try_cast(operation: Operation, values: Mapping[str, Any]) -> Any:
         return None
 
 
-_SPECIAL: dict[str, Callable[[Operation, Mapping[str, Any]], Any]] = {
-    "Literal": _literal,
-    "Path": _path,
-    "And": _and,
-    "Or": _or,
+_LAZY_OPERATIONS: dict[str, Callable[[Operation, Mapping[str, Any]], Any]] = {
+    "Literal": _literal_value,
+    "Path": _value_at_path,
+    "And": _evaluate_and,
+    "Or": _evaluate_or,
     "IsNull": _is_null,
     "NullSafeEQ": _null_safe_equal,
-    "In": _in,
-    "If": _if,
-    "Coalesce": _coalesce,
-    "Greatest": _greatest,
-    "Least": _least,
+    "In": _evaluate_in,
+    "If": _evaluate_if,
+    "Coalesce": _evaluate_coalesce,
+    "Greatest": _evaluate_greatest,
+    "Least": _evaluate_least,
     "ConcatWs": _concat_ws,
     "TryCast": _try_cast,
 }
@@ -234,38 +234,38 @@ def _common_type(values: Sequence[Any]) -> Callable[[Any], Any]:
     """Return what makes each of some values, none of them null, one of the type in which Spark compares them."""
     kinds = {type(value) for value in values}
     if kinds <= {str}:
-        return _text
+        return _as_text
     if kinds <= {bool, str}:
-        return _boolean
+        return _as_boolean
     if not kinds <= {int, float, str}:
         raise NoValue
     for value in values:
-        if not isinstance(value, str) and isinstance(_number(value), float):
-            return _double
-    return _bigint
+        if not isinstance(value, str) and isinstance(_as_number(value), float):
+            return _as_double
+    return _as_bigint
 
 
-def _alike(values: Sequence[Any]) -> list[Any]:
+def _alike_values(values: Sequence[Any]) -> list[Any]:
     """Return values, none of them null, in the type in which Spark compares them and computes with them."""
     convert = _common_type(values)
     return [convert(value) for value in values]
 
 
-def _key(value: Any) -> tuple[bool, Any]:
+def _sort_key(value: Any) -> tuple[bool, Any]:
     """Return what sorts a number or a text: to Spark all NaN are the same, and larger than any other number."""
     if value != value:  # noqa: PLR0124 - the definition of NaN
         return True, 0.0
     return False, value
 
 
-def _keys(values: Sequence[Any]) -> list[tuple[bool, Any]]:
-    return [_key(value) for value in _alike(values)]
+def _sort_keys(values: Sequence[Any]) -> list[tuple[bool, Any]]:
+    return [_sort_key(value) for value in _alike_values(values)]
 
 
-def _number(value: Any) -> int | float:
+def _as_number(value: Any) -> int | float:
     """Return a number as Spark reads it from JSON: a whole one of more than 64 bits is a double."""
     if isinstance(value, str):
-        return _double(value)
+        return _as_double(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise NoValue
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
@@ -273,24 +273,24 @@ def _number(value: Any) -> int | float:
     return value
 
 
-_SPACES = "".join(map(chr, range(33)))
+_SPARK_SPACES = "".join(map(chr, range(33)))
 """What Spark cuts off a text before it reads it as another type."""
-_WHOLE = re.compile(r"[+-]?[0-9]{1,400}")
-_DOUBLE = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_WHOLE_PATTERN = re.compile(r"[+-]?[0-9]{1,400}")
+_DOUBLE_PATTERN = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _NAMED_DOUBLES = {
     **dict.fromkeys(("inf", "+inf", "infinity", "+infinity"), math.inf),
     **dict.fromkeys(("-inf", "-infinity"), -math.inf),
     "nan": math.nan,
 }
-_TRUE = frozenset({"t", "true", "y", "yes", "1"})
-_FALSE = frozenset({"f", "false", "n", "no", "0"})
+_TRUE_TEXTS = frozenset({"t", "true", "y", "yes", "1"})
+_FALSE_TEXTS = frozenset({"f", "false", "n", "no", "0"})
 
 
-def _whole(value: Any, *, bits: int) -> int:
+def _as_whole_number(value: Any, *, bits: int) -> int:
     """Return a value as a whole number of so many bits; what is behind the point of a number is cut off."""
     if isinstance(value, str):
-        text = value.strip(_SPACES)
-        if _WHOLE.fullmatch(text) is None:
+        text = value.strip(_SPARK_SPACES)
+        if _WHOLE_PATTERN.fullmatch(text) is None:
             raise NoValue
         number = int(text)
     elif isinstance(value, float):
@@ -306,17 +306,17 @@ def _whole(value: Any, *, bits: int) -> int:
     return number
 
 
-def _bigint(value: Any) -> int:
-    return _whole(value, bits=64)
+def _as_bigint(value: Any) -> int:
+    return _as_whole_number(value, bits=64)
 
 
-def _double(value: Any) -> float:
+def _as_double(value: Any) -> float:
     if isinstance(value, (int, float)):
         return float(value)
     if not isinstance(value, str):
         raise NoValue
-    text = value.strip(_SPACES)
-    if _DOUBLE.fullmatch(text):
+    text = value.strip(_SPARK_SPACES)
+    if _DOUBLE_PATTERN.fullmatch(text):
         return float(text)
     named = _NAMED_DOUBLES.get(text.lower())
     if named is None:
@@ -324,22 +324,22 @@ def _double(value: Any) -> float:
     return named
 
 
-def _float(value: Any) -> float:
-    return float(ctypes.c_float(_double(value)).value)
+def _as_float(value: Any) -> float:
+    return float(ctypes.c_float(_as_double(value)).value)
 
 
-def _boolean(value: Any) -> bool:
+def _as_boolean(value: Any) -> bool:
     if isinstance(value, (bool, int, float)):
         return value != 0
     if not isinstance(value, str):
         raise NoValue
-    word = value.strip(_SPACES).lower()
-    if word not in _TRUE | _FALSE:
+    word = value.strip(_SPARK_SPACES).lower()
+    if word not in _TRUE_TEXTS | _FALSE_TEXTS:
         raise NoValue
-    return word in _TRUE
+    return word in _TRUE_TEXTS
 
 
-def _text(value: Any) -> str:
+def _as_text(value: Any) -> str:
     """Return a value as Spark writes it; objects and lists have no text here."""
     if isinstance(value, str):
         return value
@@ -368,67 +368,67 @@ def _text_of_double(value: float) -> str:
 
 
 CASTS: dict[str, Callable[[Any], Any]] = {
-    "int": lambda value: _whole(value, bits=32),
-    "bigint": _bigint,
-    "float": _float,
-    "double": _double,
-    "string": _text,
-    "boolean": _boolean,
+    "int": lambda value: _as_whole_number(value, bits=32),
+    "bigint": _as_bigint,
+    "float": _as_float,
+    "double": _as_double,
+    "string": _as_text,
+    "boolean": _as_boolean,
 }
 """The types of casts."""
 
 
-def _cast(value: Any, kind: str) -> Any:
+def _cast_value(value: Any, kind: str) -> Any:
     return CASTS[kind](value)
 
 
 # Operations of values, none of which is null
 
 
-def _equal(first: Any, second: Any) -> bool:
-    first_key, second_key = _keys([first, second])
+def _is_equal(first: Any, second: Any) -> bool:
+    first_key, second_key = _sort_keys([first, second])
     return first_key == second_key
 
 
-def _less(first: Any, second: Any) -> bool:
-    first_key, second_key = _keys([first, second])
+def _is_less(first: Any, second: Any) -> bool:
+    first_key, second_key = _sort_keys([first, second])
     return first_key < second_key
 
 
-def _not(value: Any) -> bool:
-    return not _truth(value)
+def _is_not_true(value: Any) -> bool:
+    return not _as_truth(value)
 
 
-def _add(first: Any, second: Any) -> int | float:
+def _add_numbers(first: Any, second: Any) -> int | float:
     left, right = _alike_numbers(first, second)
     return _in_range(left + right)
 
 
-def _subtract(first: Any, second: Any) -> int | float:
+def _subtract_numbers(first: Any, second: Any) -> int | float:
     left, right = _alike_numbers(first, second)
     return _in_range(left - right)
 
 
-def _multiply(first: Any, second: Any) -> int | float:
+def _multiply_numbers(first: Any, second: Any) -> int | float:
     left, right = _alike_numbers(first, second)
     return _in_range(left * right)
 
 
-def _divide(first: Any, second: Any) -> float:
+def _divide_numbers(first: Any, second: Any) -> float:
     left, right = _alike_numbers(first, second)
     return float(left) / float(right)
 
 
 def _divide_whole(first: Any, second: Any) -> int | float:
     """Divide and cut off what is behind the point, as Java does: Python rounds down."""
-    left, right = (_bigint(value) for value in _alike_numbers(first, second))
+    left, right = (_as_bigint(value) for value in _alike_numbers(first, second))
     quotient = abs(left) // abs(right)
     if (left < 0) != (right < 0):
         quotient = -quotient
     return _in_range(quotient)
 
 
-def _remainder(first: Any, second: Any) -> int | float:
+def _division_rest(first: Any, second: Any) -> int | float:
     """Return the rest of a division, with the sign of what is divided, as in Java."""
     left, right = _alike_numbers(first, second)
     if right == 0:
@@ -444,8 +444,8 @@ def _remainder(first: Any, second: Any) -> int | float:
 def _alike_numbers(first: Any, second: Any) -> list[Any]:
     """Return two numbers in one type. Two texts are doubles, as in Spark."""
     if isinstance(first, str) and isinstance(second, str):
-        return [_double(first), _double(second)]
-    alike = _alike([first, second])
+        return [_as_double(first), _as_double(second)]
+    alike = _alike_values([first, second])
     if any(isinstance(value, bool) for value in alike):
         raise NoValue
     return alike
@@ -453,28 +453,28 @@ def _alike_numbers(first: Any, second: Any) -> list[Any]:
 
 def _in_range(value: int | float) -> int | float:
     """Return a number that fits its type; raise NoValue for a whole one that has more than 64 bits."""
-    return _bigint(value) if isinstance(value, int) else value
+    return _as_bigint(value) if isinstance(value, int) else value
 
 
-def _negative(value: Any) -> int | float:
-    return _in_range(-_number(value))
+def _negate_number(value: Any) -> int | float:
+    return _in_range(-_as_number(value))
 
 
-def _absolute(value: Any) -> int | float:
-    return _in_range(abs(_number(value)))
+def _absolute_number(value: Any) -> int | float:
+    return _in_range(abs(_as_number(value)))
 
 
-def _ceiling(value: Any) -> int:
-    return _bigint(math.ceil(_number(value)))
+def _round_up(value: Any) -> int:
+    return _as_bigint(math.ceil(_as_number(value)))
 
 
-def _floor(value: Any) -> int:
-    return _bigint(math.floor(_number(value)))
+def _round_down(value: Any) -> int:
+    return _as_bigint(math.floor(_as_number(value)))
 
 
-def _round(value: Any, decimals: int) -> int | float:
+def _round_half_up(value: Any, decimals: int) -> int | float:
     """Round half away from zero, by the digits that a number is written with."""
-    number = _number(value)
+    number = _as_number(value)
     if isinstance(number, float) and not math.isfinite(number):
         return number
     with localcontext() as context:
@@ -485,16 +485,16 @@ def _round(value: Any, decimals: int) -> int | float:
     return float(rounded) + 0.0  # there is no negative zero
 
 
-def _like(value: Any, pattern: str) -> bool:
-    return bool(pc.match_like(pa.scalar(_text(value)), pattern).as_py())
+def _matches_like(value: Any, pattern: str) -> bool:
+    return bool(pc.match_like(pa.scalar(_as_text(value)), pattern).as_py())
 
 
-def _ilike(value: Any, pattern: str) -> bool:
-    return bool(pc.match_like(pa.scalar(_text(value).lower()), pattern.lower()).as_py())
+def _matches_ilike(value: Any, pattern: str) -> bool:
+    return bool(pc.match_like(pa.scalar(_as_text(value).lower()), pattern.lower()).as_py())
 
 
-def _rlike(value: Any, pattern: str) -> bool:
-    return bool(pc.match_substring_regex(pa.scalar(_text(value)), pattern).as_py())
+def _matches_rlike(value: Any, pattern: str) -> bool:
+    return bool(pc.match_substring_regex(pa.scalar(_as_text(value)), pattern).as_py())
 
 
 _LINE_END = r"[\n\r\x{85}\x{2028}\x{2029}]"
@@ -547,65 +547,65 @@ def java_pattern(pattern: str) -> str:
     return of_re2
 
 
-def _concat(*values: Any) -> str:
-    return "".join([_text(value) for value in values])
+def _concat_texts(*values: Any) -> str:
+    return "".join([_as_text(value) for value in values])
 
 
-def _substring(value: Any, start: Any, length: Any) -> str:
+def _take_substring(value: Any, start: Any, length: Any) -> str:
     """Return characters from a position, which counts from 1, or from the end where it is negative."""
-    text = _text(value)
-    position = _whole(start, bits=32)
+    text = _as_text(value)
+    position = _as_whole_number(start, bits=32)
     begin = 0
     if position > 0:
         begin = position - 1
     elif position < 0:
         begin = len(text) + position
-    end = begin + _whole(length, bits=32)
+    end = begin + _as_whole_number(length, bits=32)
     return text[max(begin, 0) : max(end, 0)]
 
 
-def _left(value: Any, length: Any) -> str:
-    return _substring(value, 1, length)
+def _take_left(value: Any, length: Any) -> str:
+    return _take_substring(value, 1, length)
 
 
-def _right(value: Any, length: Any) -> str:
-    text = _text(value)
-    characters = _whole(length, bits=32)
+def _take_right(value: Any, length: Any) -> str:
+    text = _as_text(value)
+    characters = _as_whole_number(length, bits=32)
     if characters <= 0:
         return ""
     return text[-characters:]
 
 
-def _contains(value: Any, part: Any) -> bool:
-    return _text(part) in _text(value)
+def _contains_text(value: Any, part: Any) -> bool:
+    return _as_text(part) in _as_text(value)
 
 
 def _starts_with(value: Any, part: Any) -> bool:
-    return _text(value).startswith(_text(part))
+    return _as_text(value).startswith(_as_text(part))
 
 
 def _ends_with(value: Any, part: Any) -> bool:
-    return _text(value).endswith(_text(part))
+    return _as_text(value).endswith(_as_text(part))
 
 
-def _position(value: Any, part: Any) -> int:
-    return _text(value).find(_text(part)) + 1
+def _find_position(value: Any, part: Any) -> int:
+    return _as_text(value).find(_as_text(part)) + 1
 
 
-def _replace(value: Any, part: Any, replacement: Any) -> str:
+def _replace_text(value: Any, part: Any, replacement: Any) -> str:
     if part == "":
-        return _text(value)
-    return _text(value).replace(_text(part), _text(replacement))
+        return _as_text(value)
+    return _as_text(value).replace(_as_text(part), _as_text(replacement))
 
 
 def _split_part(value: Any, delimiter: Any, number: Any) -> str:
     """Return a part of a text, which counts from 1, or from the last where it is negative."""
-    position = _whole(number, bits=32)
+    position = _as_whole_number(number, bits=32)
     if position == 0:
         raise NoValue
-    parts = [_text(value)]
+    parts = [_as_text(value)]
     if delimiter != "":
-        parts = _text(value).split(_text(delimiter))
+        parts = _as_text(value).split(_as_text(delimiter))
     if abs(position) > len(parts):
         return ""
     if position > 0:
@@ -613,8 +613,8 @@ def _split_part(value: Any, delimiter: Any, number: Any) -> str:
     return parts[position]
 
 
-def _trim(value: Any, side: str) -> str:
-    text = _text(value)
+def _trim_text(value: Any, side: str) -> str:
+    text = _as_text(value)
     if side != "TRAILING":
         text = text.lstrip(" ")
     if side != "LEADING":
@@ -622,7 +622,7 @@ def _trim(value: Any, side: str) -> str:
     return text
 
 
-def _size(value: Any) -> int:
+def _list_size(value: Any) -> int:
     if not isinstance(value, list):
         raise NoValue
     return len(value)
@@ -633,52 +633,52 @@ def _array_contains(items: Any, wanted: Any) -> bool | None:
         raise NoValue
     present = [item for item in items if item is not None]
     for item in present:
-        if _equal(item, wanted):
+        if _is_equal(item, wanted):
             return True
     if len(present) < len(items):
         return None
     return False
 
 
-_OF_VALUES: dict[str, Callable[..., Any]] = {
-    "EQ": _equal,
-    "NEQ": lambda first, second: not _equal(first, second),
-    "LT": _less,
-    "GT": lambda first, second: _less(second, first),
-    "LTE": lambda first, second: not _less(second, first),
-    "GTE": lambda first, second: not _less(first, second),
-    "Not": _not,
-    "Add": _add,
-    "Sub": _subtract,
-    "Mul": _multiply,
-    "Div": _divide,
+_VALUE_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "EQ": _is_equal,
+    "NEQ": lambda first, second: not _is_equal(first, second),
+    "LT": _is_less,
+    "GT": lambda first, second: _is_less(second, first),
+    "LTE": lambda first, second: not _is_less(second, first),
+    "GTE": lambda first, second: not _is_less(first, second),
+    "Not": _is_not_true,
+    "Add": _add_numbers,
+    "Sub": _subtract_numbers,
+    "Mul": _multiply_numbers,
+    "Div": _divide_numbers,
     "IntDiv": _divide_whole,
-    "Mod": _remainder,
-    "Neg": _negative,
-    "Abs": _absolute,
-    "Ceil": _ceiling,
-    "Floor": _floor,
-    "Round": _round,
-    "Like": _like,
-    "ILike": _ilike,
-    "RegexpLike": _rlike,
-    "Concat": _concat,
-    "DPipe": _concat,
-    "Lower": lambda value: _text(value).lower(),
-    "Upper": lambda value: _text(value).upper(),
-    "Length": lambda value: len(_text(value)),
-    "Substring": _substring,
-    "Left": _left,
-    "Right": _right,
-    "Contains": _contains,
+    "Mod": _division_rest,
+    "Neg": _negate_number,
+    "Abs": _absolute_number,
+    "Ceil": _round_up,
+    "Floor": _round_down,
+    "Round": _round_half_up,
+    "Like": _matches_like,
+    "ILike": _matches_ilike,
+    "RegexpLike": _matches_rlike,
+    "Concat": _concat_texts,
+    "DPipe": _concat_texts,
+    "Lower": lambda value: _as_text(value).lower(),
+    "Upper": lambda value: _as_text(value).upper(),
+    "Length": lambda value: len(_as_text(value)),
+    "Substring": _take_substring,
+    "Left": _take_left,
+    "Right": _take_right,
+    "Contains": _contains_text,
     "StartsWith": _starts_with,
     "EndsWith": _ends_with,
-    "StrPosition": _position,
-    "Replace": _replace,
+    "StrPosition": _find_position,
+    "Replace": _replace_text,
     "SplitPart": _split_part,
-    "Trim": _trim,
-    "ArraySize": _size,
+    "Trim": _trim_text,
+    "ArraySize": _list_size,
     "ArrayContains": _array_contains,
-    "Cast": _cast,
+    "Cast": _cast_value,
 }
 """Operations that are null if one of their operands is."""

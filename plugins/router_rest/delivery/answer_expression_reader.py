@@ -22,7 +22,7 @@ from router_rest.delivery.answer_expression import CASTS, AnswerExpression, Oper
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-OPERANDS: dict[str, tuple[str, ...]] = {
+OPERAND_NAMES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("And", "Or", "EQ", "NEQ", "NullSafeEQ", "LT", "LTE", "GT", "GTE"), ("this", "expression")),
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "IntDiv", "Mod", "DPipe"), ("this", "expression")),
     **dict.fromkeys(("Contains", "StartsWith", "EndsWith", "ArrayContains"), ("this", "expression")),
@@ -46,15 +46,19 @@ OPERANDS: dict[str, tuple[str, ...]] = {
 }
 """The nodes of sqlglot that become operations, each with its arguments; one that has another argument is refused."""
 LEAST_OPERANDS = {"Substring": 3, "If": 3, "Greatest": 2, "Least": 2, "ConcatWs": 2}
-FLAGS = frozenset({"safe", "typed", "coalesce", "ignore_nulls", "flatten", "negate", "_type"})
+KNOWN_FLAGS = frozenset({"safe", "typed", "coalesce", "ignore_nulls", "flatten", "negate", "_type"})
 """Arguments of nodes that say how other databases mean them; `safe` and `negate` are read where they count."""
 PREDICATES = frozenset(
     {"EQ", "NEQ", "NullSafeEQ", "LT", "LTE", "GT", "GTE", "In", "Between", "Is", "Like", "ILike", "RegexpLike"}
 )
-TRUTHS = PREDICATES | {"And", "Or", "Not", "Contains", "StartsWith", "EndsWith", "ArrayContains", "IsNull"}
+TRUTH_OPERATIONS = PREDICATES | {"And", "Or", "Not", "Contains", "StartsWith", "EndsWith", "ArrayContains", "IsNull"}
 """Operations that are true, false or null."""
-NUMBERS = frozenset({"Add", "Sub", "Mul", "Div", "IntDiv", "Mod", "Neg", "Abs", "Ceil", "Floor", "Round", "Length"})
-TEXTS = frozenset({"Lower", "Upper", "Concat", "ConcatWs", "DPipe", "Substring", "Left", "Right", "Replace", "Trim"})
+NUMBER_OPERATIONS = frozenset(
+    {"Add", "Sub", "Mul", "Div", "IntDiv", "Mod", "Neg", "Abs", "Ceil", "Floor", "Round", "Length"}
+)
+TEXT_OPERATIONS = frozenset(
+    {"Lower", "Upper", "Concat", "ConcatWs", "DPipe", "Substring", "Left", "Right", "Replace", "Trim"}
+)
 NAMED_FUNCTIONS = {
     "isnull": ("IsNull", 1),
     "isnotnull": ("IsNull", 1),
@@ -62,15 +66,22 @@ NAMED_FUNCTIONS = {
     "iff": ("If", 3),
 }
 """Functions that sqlglot has no nodes for: the operation, and how many operands they have."""
-TYPES = {"INT": "int", "BIGINT": "bigint", "FLOAT": "float", "DOUBLE": "double", "TEXT": "string", "BOOLEAN": "boolean"}
+CAST_TYPES = {
+    "INT": "int",
+    "BIGINT": "bigint",
+    "FLOAT": "float",
+    "DOUBLE": "double",
+    "TEXT": "string",
+    "BOOLEAN": "boolean",
+}
 """The types of casts by sqlglot's names, as Spark writes them."""
-FUNCTIONS = (
+SQL_FUNCTIONS = (
     *("abs", "array_contains", "ceil", "coalesce", "concat", "concat_ws", "contains", "endswith", "floor", "greatest"),
     *("if", "instr", "isnotnull", "isnull", "least", "left", "length", "lower", "ltrim", "nvl", "regexp_like"),
     *("replace", "right", "round", "rtrim", "size", "split_part", "startswith", "substring", "trim", "upper"),
 )
 """The functions by the names that people write."""
-LONGEST_SHOWN = 40
+MAX_SHOWN_CHARS = 40
 """Characters of a part of an expression in a message."""
 
 
@@ -93,7 +104,7 @@ def read_expression(text: str, names: Sequence[str]) -> AnswerExpression:
     try:
         trees = AnswerSql(dialect=dialect).parse(dialect.tokenize(text), text)
     except ParseError as error:
-        raise ValueError(_describe(error, text)) from None
+        raise ValueError(_describe_error(error, text)) from None
     except SqlglotError:
         raise ValueError(f"at character {len(text)}: a text, or a name in backticks, is without its end") from None
     except RecursionError:
@@ -103,7 +114,7 @@ def read_expression(text: str, names: Sequence[str]) -> AnswerExpression:
     return AnswerExpression(text, _Reader(text, names).read(trees[0]))
 
 
-def _describe(error: ParseError, text: str) -> str:
+def _describe_error(error: ParseError, text: str) -> str:
     """Return in one sentence, with the place, what the parser says."""
     if not error.errors:
         return "at character 1: an expression is expected"
@@ -136,46 +147,46 @@ class _Reader:
         name = type(node).__name__
         match name:
             case "Literal":
-                return Operation("Literal", constant=self._literal(node))
+                return Operation("Literal", constant=self._read_literal(node))
             case "Boolean":
                 return Operation("Literal", constant=bool(node.this))
             case "Null":
                 return Operation("Literal")
             case "Column" | "Dot" | "Bracket":
-                return Operation("Path", constant=self._path(node))
+                return Operation("Path", constant=self._read_path(node))
             case "Anonymous":
                 return self._named_function(node)
-        if name not in OPERANDS:
+        if name not in OPERAND_NAMES:
             raise self._refuse_node(node)
         # An argument that is not known here would change the meaning silently: LIKE ... ESCAPE, TRIM(LEADING ...).
         for argument, value in node.args.items():
-            if value not in (None, False, []) and argument not in OPERANDS[name] and argument not in FLAGS:
-                raise self._refuse(node, f"{argument.replace('_', ' ')} is not known here")
-        operation = self._operation(name, node)
+            if value not in (None, False, []) and argument not in OPERAND_NAMES[name] and argument not in KNOWN_FLAGS:
+                raise self._error_at(node, f"{argument.replace('_', ' ')} is not known here")
+        operation = self._read_operation(name, node)
         if node.args.get("negate"):
             return Operation("Not", (operation,))
         return operation
 
-    def _operation(self, name: str, node: Any) -> Operation:
+    def _read_operation(self, name: str, node: Any) -> Operation:
         match name:
             case "Paren":
                 return self.read(node.this)
             case "And" | "Or" | "Not":
-                return self._logical(name, node)
+                return self._read_logical(name, node)
             case "Like" | "ILike" | "RegexpLike":
-                return self._pattern(name, node)
+                return self._read_pattern(name, node)
             case "Is":
-                return self._is(node)
+                return self._read_is(node)
             case "Case":
-                return self._case(node)
+                return self._read_case(node)
             case "TryCast":
-                return self._cast(node)
+                return self._read_cast(node)
             case "Trim":
                 side = node.args.get("position") or "BOTH"
                 return Operation("Trim", (self.read(node.this),), side)
             case "Round":
-                return self._round(node)
-        operands = self._operands(name, node)
+                return self._read_round(node)
+        operands = self._read_operands(name, node)
         if name in PREDICATES:
             self._refuse_chain(node)
         if name == "Between":
@@ -183,9 +194,9 @@ class _Reader:
             return Operation("And", (Operation("GTE", (value, low)), Operation("LTE", (value, high))))
         return Operation(name, operands)
 
-    def _operands(self, name: str, node: Any) -> tuple[Operation, ...]:
+    def _read_operands(self, name: str, node: Any) -> tuple[Operation, ...]:
         operands = []
-        for argument in OPERANDS[name]:
+        for argument in OPERAND_NAMES[name]:
             value = node.args.get(argument)
             if isinstance(value, list):
                 operands += [self.read(item) for item in value]
@@ -193,50 +204,50 @@ class _Reader:
                 operands.append(self.read(value))
         # sqlglot refuses too many operands of a function, and too few of most.
         if len(operands) < LEAST_OPERANDS.get(name, 1):
-            raise self._refuse(node, "the function has another number of operands")
+            raise self._error_at(node, "the function has another number of operands")
         return tuple(operands)
 
     def _refuse_chain(self, node: Any) -> None:
         """Refuse `a = b IS NULL`, which Spark and sqlglot read in different ways."""
         for argument in ("this", "expression", "low", "high"):
             if type(node.args.get(argument)).__name__ in PREDICATES:
-                raise self._refuse(node, "a comparison of a comparison; put the inner one in brackets")
+                raise self._error_at(node, "a comparison of a comparison; put the inner one in brackets")
 
-    def _logical(self, name: str, node: Any) -> Operation:
-        operands = self._operands(name, node)
+    def _read_logical(self, name: str, node: Any) -> Operation:
+        operands = self._read_operands(name, node)
         for operand in operands:
-            kind = _kind(operand)
+            kind = _result_kind(operand)
             if kind not in (None, "a truth value"):
-                raise self._refuse(node, f"{name.upper()} of {kind}")
+                raise self._error_at(node, f"{name.upper()} of {kind}")
         return Operation(name, operands)
 
-    def _pattern(self, name: str, node: Any) -> Operation:
+    def _read_pattern(self, name: str, node: Any) -> Operation:
         """Return a match with a pattern, which has to be a constant."""
         self._refuse_chain(node)
         word = {"Like": "LIKE", "ILike": "ILIKE", "RegexpLike": "RLIKE"}[name]
         pattern = self.read(node.expression)
         if pattern.name != "Literal" or not isinstance(pattern.constant, str):
-            raise self._refuse(node, f"{word} with a pattern that is no constant")
+            raise self._error_at(node, f"{word} with a pattern that is no constant")
         written = pattern.constant
         if name == "RegexpLike":
             try:
                 written = java_pattern(written)
             except ValueError:
-                raise self._refuse(node, f"RLIKE with the pattern {written}, which is not known here") from None
+                raise self._error_at(node, f"RLIKE with the pattern {written}, which is not known here") from None
         elif re.fullmatch(r"(?:[^\\]|\\[%_\\])*", written, re.DOTALL) is None:
-            raise self._refuse(node, f"{word} with the pattern {written}, which Spark refuses")
+            raise self._error_at(node, f"{word} with the pattern {written}, which Spark refuses")
         return Operation(name, (self.read(node.this),), written)
 
-    def _is(self, node: Any) -> Operation:
+    def _read_is(self, node: Any) -> Operation:
         self._refuse_chain(node)
         value, other = self.read(node.this), self.read(node.expression)
         if other.name != "Literal" or not (other.constant is None or isinstance(other.constant, bool)):
-            raise self._refuse(node, "NULL, TRUE or FALSE is expected after IS")
+            raise self._error_at(node, "NULL, TRUE or FALSE is expected after IS")
         if other.constant is None:
             return Operation("IsNull", (value,))
         return Operation("NullSafeEQ", (value, other))
 
-    def _case(self, node: Any) -> Operation:
+    def _read_case(self, node: Any) -> Operation:
         """Return a CASE: conditions and values in turn, and a last value for all else.
 
         One with a value compares it in each of its branches.
@@ -251,15 +262,15 @@ class _Reader:
             operands.append(self.read(node.args["default"]))
         return Operation("If", tuple(operands))
 
-    def _cast(self, node: Any) -> Operation:
-        kind = TYPES.get(node.args["to"].this.name)
+    def _read_cast(self, node: Any) -> Operation:
+        kind = CAST_TYPES.get(node.args["to"].this.name)
         if kind is None or kind not in CASTS:
-            raise self._refuse(node, f"a type is expected: {', '.join(TYPES.values())}")
+            raise self._error_at(node, f"a type is expected: {', '.join(CAST_TYPES.values())}")
         # sqlglot reads Spark's CAST as TRY_CAST, which it was before Spark 4; `safe` is set if TRY_CAST was written.
         quiet = bool(node.args.get("safe"))
         return Operation("TryCast" if quiet else "Cast", (self.read(node.this),), kind)
 
-    def _round(self, node: Any) -> Operation:
+    def _read_round(self, node: Any) -> Operation:
         decimals = 0
         if node.args.get("decimals") is not None:
             operand = self.read(node.args["decimals"])
@@ -268,7 +279,7 @@ class _Reader:
                 sign = -1
                 operand = operand.operands[0]
             if type(operand.constant) is not int or operand.constant > 300:
-                raise self._refuse(node, "the number of digits is a constant")
+                raise self._error_at(node, "the number of digits is a constant")
             decimals = sign * operand.constant
         return Operation("Round", (self.read(node.this),), decimals)
 
@@ -280,12 +291,12 @@ class _Reader:
             raise self._refuse_function(node, name)
         operation, number_of_operands = NAMED_FUNCTIONS[name]
         if len(operands) != number_of_operands:
-            raise self._refuse(node, "the function has another number of operands")
+            raise self._error_at(node, "the function has another number of operands")
         if name == "isnotnull":
             return Operation("Not", (Operation("IsNull", operands),))
         return Operation(operation, operands)
 
-    def _literal(self, node: Any) -> Any:
+    def _read_literal(self, node: Any) -> Any:
         """Return the value of a constant; a whole number of more than 64 bits is a double."""
         if node.is_string:
             return str(node.this)
@@ -295,16 +306,16 @@ class _Reader:
         try:
             return float(written)
         except ValueError:
-            raise self._refuse(node, "no number") from None
+            raise self._error_at(node, "no number") from None
 
-    def _path(self, node: Any) -> tuple[str | int, ...]:
+    def _read_path(self, node: Any) -> tuple[str | int, ...]:
         """Return where a value is: the name of the whole one, then names of fields and places in lists."""
-        steps = self._steps(node)
+        steps = self._read_steps(node)
         if steps[0] not in self.names:
-            raise self._refuse(node, f"there is no such value; there are {', '.join(self.names)}")
+            raise self._error_at(node, f"there is no such value; there are {', '.join(self.names)}")
         return steps
 
-    def _steps(self, node: Any) -> tuple[str | int, ...]:
+    def _read_steps(self, node: Any) -> tuple[str | int, ...]:
         # sqlglot takes up to four names for a column with its table, and puts a Dot around it for each further one.
         match type(node).__name__:
             case "Identifier":
@@ -314,48 +325,48 @@ class _Reader:
             case "Column":
                 steps: tuple[str | int, ...] = ()
                 for part in node.parts:
-                    steps += self._steps(part)
+                    steps += self._read_steps(part)
                 return steps
             case "Dot":
-                return self._steps(node.this) + self._steps(node.expression)
+                return self._read_steps(node.this) + self._read_steps(node.expression)
             case "Bracket" if len(node.expressions) == 1:
                 place = node.expressions[0]
                 if isinstance(place, exp.Literal) and (place.is_string or str(place.this).isdigit()):
-                    return (*self._steps(node.this), cast("str | int", self._literal(place)))
-                raise self._refuse(node, "a name in quotes, or a number from 0, is expected in the brackets")
-        raise self._refuse(node, "the name of a field is expected")
+                    return (*self._read_steps(node.this), cast("str | int", self._read_literal(place)))
+                raise self._error_at(node, "a name in quotes, or a number from 0, is expected in the brackets")
+        raise self._error_at(node, "the name of a field is expected")
 
     def _refuse_node(self, node: Any) -> ValueError:
         if isinstance(node, exp.Alias):
-            return self._refuse(node, "nothing more is expected after the expression")
+            return self._error_at(node, "nothing more is expected after the expression")
         if isinstance(node, exp.Func):
             return self._refuse_function(node, node.sql_name().lower())
-        return self._refuse(node, f"{type(node).__name__} cannot be evaluated for an answer")
+        return self._error_at(node, f"{type(node).__name__} cannot be evaluated for an answer")
 
     def _refuse_function(self, node: Any, name: str) -> ValueError:
-        hint = f"known are {', '.join(FUNCTIONS)}"
-        near = get_close_matches(name, FUNCTIONS, 1)
+        hint = f"known are {', '.join(SQL_FUNCTIONS)}"
+        near = get_close_matches(name, SQL_FUNCTIONS, 1)
         if near:
             hint = f"did you mean {near[0]}?"
-        return self._refuse(node, f"answers have no such function as {name}; {hint}")
+        return self._error_at(node, f"answers have no such function as {name}; {hint}")
 
-    def _refuse(self, node: Any, why: str) -> ValueError:
+    def _error_at(self, node: Any, why: str) -> ValueError:
         """Return an error that names the place and the part of the text."""
         starts = [part.meta["start"] for part in node.walk() if "start" in part.meta]
         start = min(starts, default=0)
-        written = self.text[start : start + LONGEST_SHOWN]
+        written = self.text[start : start + MAX_SHOWN_CHARS]
         return ValueError(f"at character {start + 1}, {written!r}: {why}")
 
 
-def _kind(operation: Operation) -> str | None:
+def _result_kind(operation: Operation) -> str | None:
     """Return what an operation gives, where it always gives that: as an error says it; None: it depends."""
     if operation.name == "Literal":
         if operation.constant is None:
             return None
         kinds = {bool: "a truth value", str: "a text"}
         return kinds.get(type(operation.constant), "a number")
-    if operation.name in TRUTHS:
+    if operation.name in TRUTH_OPERATIONS:
         return "a truth value"
-    if operation.name in NUMBERS:
+    if operation.name in NUMBER_OPERATIONS:
         return "a number"
-    return "a text" if operation.name in TEXTS else None
+    return "a text" if operation.name in TEXT_OPERATIONS else None

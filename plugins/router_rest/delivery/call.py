@@ -22,7 +22,7 @@ from tenacity import AsyncRetrying, retry_if_result
 
 from router_rest.delivery.answer import (
     NO_STATUS,
-    OF_NO_CALL,
+    SERVER_STATUSES,
     Action,
     Attempt,
     Classifier,
@@ -351,7 +351,7 @@ class Delivery:
         if attempt.action in {Action.AGAIN, Action.LATER}:
             self.why = call.why = attempt.why
             # an API that has told a call to wait, and does so again when it comes back, speaks of this call
-            busy = attempt.status in OF_NO_CALL or (attempt.throttled and call.attempts < 2)
+            busy = attempt.status in SERVER_STATUSES or (attempt.throttled and call.attempts < 2)
             call.answered = attempt.came and not busy
         return attempt
 
@@ -367,7 +367,7 @@ class Delivery:
             authorised = self.login.auth(request)
             mask = self.login.mask  # before the wait: others may get new credentials meanwhile
             answer = await self.client.send(authorised, again=token.acquire_again, ready=token.in_time)
-            attempt, saw = self._classifier.classified(call, answer, mask.hide, method=str(request.method))
+            attempt, saw = self._classifier.classify_answer(call, answer, mask.hide, method=str(request.method))
         except Unsent as error:
             attempt = Attempt(Action.AGAIN, error.what, came=False)
         except InDoubt as error:

@@ -37,7 +37,7 @@ import numpy as np
 import pyarrow as pa
 
 from router import raw_arrow_schema
-from router_rest.delivery.answer import LONGEST_PAUSE
+from router_rest.delivery.answer import MAX_RETRY_AFTER_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -217,7 +217,7 @@ class KnownReceipts:
             reserved.setdefault(notes.get("attempt", ""), []).extend(ranges_in(notes.get("reserved")))
             for *row, until in json.loads(notes.get("waits", "[]")):
                 # Much longer than the longest pause: the clock was set back. Those of two machines differ a little.
-                if 0 < until - time.time() <= 2 * LONGEST_PAUSE:
+                if 0 < until - time.time() <= 2 * MAX_RETRY_AFTER_SECONDS:
                     waits[tuple(row)] = until
             if "ended" in notes:
                 ended.add(notes["attempt"])
