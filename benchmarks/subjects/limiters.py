@@ -30,7 +30,7 @@ from router.delta.lake import Lake
 from router_encoders.outbox_rows import as_it_is
 from router_rest.credentials import Credentials, apply
 from router_rest.delivery.answer import Policy
-from router_rest.delivery.batcher import LIMIT, CallSize
+from router_rest.delivery.batcher import LIMIT_KEY_COLUMN, CallSize
 from router_rest.delivery.call import RequestForm
 from router_rest.delivery.receipts import Owner
 from router_rest.delivery.worker import TaskJob, task
@@ -206,7 +206,7 @@ def task_rows(url: str, partition: int, size: int, keys: Sequence[bytes] = (), r
         "_row": pa.array([b'{"n": %d}' % number for number in range(size)]),
     }
     if keys:
-        columns[LIMIT] = pa.array(keys, pa.binary())
+        columns[LIMIT_KEY_COLUMN] = pa.array(keys, pa.binary())
     return pa.RecordBatch.from_pydict(columns)
 
 

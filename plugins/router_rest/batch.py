@@ -28,7 +28,7 @@ from router import Resent, StartError
 from router_encoders.outbox_rows import PLACE
 from router_rest.credentials import apply
 from router_rest.delivery.answer import BulkResults, Policy, next_steps
-from router_rest.delivery.batcher import BY_HOST, FORMER, Batcher, CallSize, RowReader
+from router_rest.delivery.batcher import FORMER_CALL_COLUMN, HOST_AS_LIMIT_KEY, Batcher, CallSize, RowReader
 from router_rest.delivery.call import RequestBuilder, RequestForm
 from router_rest.delivery.job import RANKS, BatchJob, allowed, counted, outcome, planned
 from router_rest.delivery.receipts import PLACES, SCHEMA, Owner, Responses, remove_call_logs
@@ -111,7 +111,7 @@ def _set(spark: SparkSession, *names: str) -> str:
 class OpenSink:
     """A REST sink that is open: its options, the configuration's folder, and what the sink makes of rows.
 
-    `encoding` says how rows with some columns are encoded, `columns` makes of rows those of `batcher.TAKES`, and
+    `encoding` says how rows with some columns are encoded, `columns` makes of rows those of `batcher.TASK_COLUMNS`, and
     `credentials` opens the API. All three may raise StartError.
     """
 
@@ -172,7 +172,7 @@ def posting(sink: OpenSink, events: DataFrame, batch: Batch, plan: PartitionPlan
             responses=responses_of(options, batch),
             bytes_in_flight=options.bytes_in_flight,
             of_key=of_key(options),
-            by_host=options.limit_by == BY_HOST,
+            by_host=options.limit_by == HOST_AS_LIMIT_KEY,
         )
         yield BatchJob(
             events,
@@ -373,7 +373,7 @@ def calls(
 ) -> Iterator[dict[str, Any]]:
     """Yield the calls of a small batch, as one task would make them; rows of which no call can be made are left out.
 
-    `rows` have the columns of `batcher.TAKES`. If an API is to give an `answer`, calls say what it comes to.
+    `rows` have the columns of `batcher.TASK_COLUMNS`. If an API is to give an `answer`, calls say what it comes to.
 
     Nothing here is secret: tasks add the login.
     """
@@ -381,10 +381,10 @@ def calls(
     for call in _cut(sink, rows, encoding):
         body = sink.joined.join(call.rows)
         try:
-            request = builder.request(call.url, body, "")
+            request = builder.build_request(call.url, body, "")
         except ValueError:  # its URL is none: a dead letter
             continue
-        method, _, values = builder.form.target(call.url)
+        method, _, values = builder.form.call_target(call.url)
         shown = {
             "method": method,
             "url": request.url,
@@ -411,10 +411,10 @@ def _cut(sink: RestOptions, rows: DataFrame, encoding: Encoding) -> Iterator[Cal
     reader = RowReader(encoding, sink.joined, urls=bool(sink.template.fields), values=sink.named_by_rows)
     batcher = Batcher(cut_of(sink))
     for batch in rows.coalesce(1).sortWithinPartitions(*PLACE).toArrow().to_batches():
-        for taken in reader.rows(batch):
+        for taken in reader.read_rows(batch):
             if taken.why is None:
-                yield from batcher.add(*taken[:6])
-    yield from batcher.end()
+                yield from batcher.add_row(*taken[:6])
+    yield from batcher.flush_calls()
 
 
 def _shown(body: bytes, made: Body) -> Any:
@@ -475,10 +475,10 @@ def _share(sink: RestOptions, aside: DataFrame, plan: PartitionPlan) -> float:
 
 def _in_calls(rows: DataFrame, aside: DataFrame) -> DataFrame:
     """Return rows with the call in which each was sent, and the first offset of that call."""
-    calls = aside.select(*_prefixed_places("_of_"), F.col("call").alias(FORMER))
-    of_call = Window.partitionBy("_topic", "_partition", FORMER)
+    calls = aside.select(*_prefixed_places("_of_"), F.col("call").alias(FORMER_CALL_COLUMN))
+    of_call = Window.partitionBy("_topic", "_partition", FORMER_CALL_COLUMN)
     # A row that was in no call is sent alone, where its offset puts it.
-    own = F.col(FORMER).isNull()
+    own = F.col(FORMER_CALL_COLUMN).isNull()
     first = F.when(own, F.col("_offset")).otherwise(F.min("_offset").over(of_call))
     same_row = [F.col(new).eqNullSafe(F.col(f"_of_{old}")) for new, old in _PAIRS]
     return rows.join(calls, same_row).withColumn(FIRST, first).drop(*(f"_of_{name}" for name in PLACES))

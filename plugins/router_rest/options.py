@@ -14,7 +14,7 @@ from router_encoders.templates import check_name
 from router_http.options import Secret, SecretOptions, Tls, check_header, checked_url, is_header_name, is_header_text
 from router_rest.auth import Auth
 from router_rest.delivery.answer import AnswerRule, Then
-from router_rest.delivery.batcher import BY_HOST
+from router_rest.delivery.batcher import HOST_AS_LIMIT_KEY
 from router_rest.presets import expanded
 from router_rest.templates import (
     MEDIA_TYPES,
@@ -413,7 +413,7 @@ def check_limit_by(limit_by: str | None, limits: tuple[Limit, ...], template: Ur
     """Raise ValueError if there is nothing that each key could have for itself, or one host only."""
     if limit_by is not None and not limits:
         raise ValueError("limit_by: there is no limit that each key could have; write `calls_per_second` or `limits`")
-    if limit_by == BY_HOST and template.has_fixed_host:
+    if limit_by == HOST_AS_LIMIT_KEY and template.has_fixed_host:
         raise ValueError("limit_by: the URL's host is fixed; remove `limit_by`, or name a column")
 
 

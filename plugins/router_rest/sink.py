@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from router import ApiState, Batch, Encoding, Opening, Outcome, Resent, Server, StartError, template_fields
 from router_encoders.outbox_rows import PLACE, as_it_is, order_key, own_columns, type_of, with_event
-from router_rest.delivery.batcher import BY_HOST, LIMIT
+from router_rest.delivery.batcher import HOST_AS_LIMIT_KEY, LIMIT_KEY_COLUMN
 from router_rest.options import RestOptions
 from router_rest.templates import (
     body_column,
@@ -184,8 +184,8 @@ class Rest(RestOptions):
         to = to_column(self.template, self.hosts, self.rendered, method=self.method.sql, dots=self.allow_dot_segments)
         order = order_key(events_with_event, self.ordered_by, "group_by" if self.group_by else "key")
         columns: list[str | Column] = [*PLACE, order.alias("_order"), to.alias("_to"), value.alias("_row")]
-        if self.limit_by not in (None, BY_HOST):
-            columns.append(order_key(events_with_event, self.limit_by, "limit_by").alias(LIMIT))
+        if self.limit_by not in (None, HOST_AS_LIMIT_KEY):
+            columns.append(order_key(events_with_event, self.limit_by, "limit_by").alias(LIMIT_KEY_COLUMN))
         return events_with_event.select(*columns)
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_rest.delivery.batcher import MOST_OPEN, Batcher, Call, CallQueue, CallSize
+from router_rest.delivery.batcher import MAX_OPEN_CALLS, Batcher, Call, CallQueue, CallSize
 
 ROWS = st.lists(
     st.tuples(
@@ -30,8 +30,8 @@ GROUPED = st.builds(CallSize, st.integers(1, 7), st.integers(1, 60), st.integers
 
 def calls_of(rows: list[Any], cut: CallSize) -> list[Call]:
     batcher = Batcher(cut)
-    made = [call for *place, row, url, key in rows for call in batcher.add(tuple(place), row, url, key)]
-    return [*made, *batcher.end()]
+    made = [call for *place, row, url, key in rows for call in batcher.add_row(tuple(place), row, url, key)]
+    return [*made, *batcher.flush_calls()]
 
 
 @given(ROWS, CUTS | GROUPED)
@@ -103,9 +103,9 @@ def test_a_hot_key_and_thousands_of_others_are_held_within_bounds() -> None:
 
     for at in range(40_000):
         key = b"hot" if at % 2 else b"key %d" % at
-        made += batcher.add(("t", 0, at), b"hot" if at % 2 else b"x", "", key)
+        made += batcher.add_row(("t", 0, at), b"hot" if at % 2 else b"x", "", key)
         assert len(batcher._open) <= 64
-    made += batcher.end()
+    made += batcher.flush_calls()
 
     hot = [call for call in made if call.rows[0] == b"hot"]
     assert sum(map(len, made)) == 40_000
@@ -132,9 +132,9 @@ def test_calls_that_wait_for_rows_are_bounded() -> None:
     """Without it a URL of its own for every row keeps all rows of a task in memory."""
     batcher = Batcher(CallSize(rows=10))
 
-    made = [call for at in range(1000) for call in batcher.add(("t", 0, at), b"x", str(at))]
+    made = [call for at in range(1000) for call in batcher.add_row(("t", 0, at), b"x", str(at))]
 
-    assert len(made) == 1000 - MOST_OPEN
+    assert len(made) == 1000 - MAX_OPEN_CALLS
     assert [call.offsets for call in made[:2]] == [[0], [1]]
 
 
@@ -143,13 +143,19 @@ def test_a_call_is_named_by_its_place_and_its_body() -> None:
     call = Call("games", 3, [17, 19], [b"{}", b"{}"])
     body = b"[{},{}]"
 
-    assert call.id(body) == f"games/3/17-19/{hashlib.sha256(body).hexdigest()[:16]}"
-    assert len({one.id(body) for one in (call, *call.halves())} | {call.id(b"other"), call.id(body, b"b")}) == 5
+    assert call.call_id(body) == f"games/3/17-19/{hashlib.sha256(body).hexdigest()[:16]}"
+    assert (
+        len(
+            {one.call_id(body) for one in (call, *call.split_halves())}
+            | {call.call_id(b"other"), call.call_id(body, b"b")}
+        )
+        == 5
+    )
 
 
 def test_a_topic_with_any_characters_makes_a_name_for_a_header() -> None:
     """Without it the name of a folder splits a header in two."""
-    name = Call('a"b\r\nc/d é\\', 0, [1], [b""]).id(b"")
+    name = Call('a"b\r\nc/d é\\', 0, [1], [b""]).call_id(b"")
 
     assert name.startswith("a%22b%0D%0Ac%2Fd%20%C3%A9%5C/0/1-1/")
 
@@ -158,7 +164,7 @@ def test_halves_keep_what_is_known_of_their_rows() -> None:
     """Without it rows of a call that is taken apart lose what happened to them before."""
     call = Call("t", 0, [1, 5, 7], [b"a", b"b", b"c"], "x", 2, 4, frozenset({1, 7}))
 
-    first, second = call.halves()
+    first, second = call.split_halves()
 
     assert first == Call("t", 0, [1], [b"a"], "x", 2, 4, frozenset({1}))
     assert second == Call("t", 0, [5, 7], [b"b", b"c"], "x", 2, 4, frozenset({7}))
@@ -176,11 +182,11 @@ def test_rows_of_former_calls_are_the_same_calls_again(
     batcher, made = Batcher(CallSize(other.rows, other.bytes, cut.orders)), []
 
     for _, name, *place, row, url, key in sorted(named, key=lambda one: (one[2], one[3], one[0], one[4])):
-        made += batcher.add(tuple(place), row, url, key, name)
-    made += batcher.end()
+        made += batcher.add_row(tuple(place), row, url, key, name)
+    made += batcher.flush_calls()
 
-    assert sorted(call.id(b"".join(call.rows)) for call in made) == sorted(
-        call.id(b"".join(call.rows)) for call in former
+    assert sorted(call.call_id(b"".join(call.rows)) for call in made) == sorted(
+        call.call_id(b"".join(call.rows)) for call in former
     )
 
 
@@ -190,9 +196,9 @@ def test_calls_that_are_filled_at_once_are_bounded_and_cut_alike(rows: list[Any]
     cut = CallSize(rows=5, bytes=60, open=most)
     batcher, made = Batcher(cut), []
     for *place, row, url, key in rows:
-        made += list(batcher.add(tuple(place), row, url, key))
+        made += list(batcher.add_row(tuple(place), row, url, key))
         assert sum(one.size for one in batcher._open.values()) <= most
-    made += batcher.end()
+    made += batcher.flush_calls()
 
     assert batcher._held == 0
     assert sorted(at for call in made for at in call.offsets) == sorted(row[2] for row in rows)
@@ -214,7 +220,7 @@ def test_the_calls_of_a_queue_have_so_many_bytes_together() -> None:
             assert call is not None
             taken += 1
             seen.append((call.offsets[0], queue.bytes))
-            queue.finished(call, whole=True)
+            queue.on_finished(call, whole=True)
         await putting
         assert queue.bytes == 0
         return seen

@@ -126,7 +126,7 @@ def test_without_a_login_nothing_is_added(faulty: FaultyRegistry) -> None:
 def test_calls_say_what_sends_them(faulty: FaultyRegistry, headers: dict[str, str], agent: str) -> None:
     """Without it an API that turns away clients without a name refuses everything, or nobody can tell it another."""
     sink = Rest.model_validate({"url": f"{faulty.url}/wins", "headers": headers})
-    request = RequestBuilder(form_of(sink)).request("", b"{}", "key")
+    request = RequestBuilder(form_of(sink)).build_request("", b"{}", "key")
     with requests.Session() as session:
         login = apply(Credentials(None, sink.fixed_headers).current())
         session.send(login(request)).close()

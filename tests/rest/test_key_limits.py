@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from router import Encoding
 from router_encoders.outbox_rows import as_it_is
-from router_rest.delivery.batcher import LIMIT, CallSize, RowReader
+from router_rest.delivery.batcher import LIMIT_KEY_COLUMN, CallSize, RowReader
 from router_rest.rate_limit.protocol import Pace
 from router_rest.rate_limit.sliding_window import KeyedWindows, RateLimit
 from router_rest.templates import body_of
@@ -43,7 +43,7 @@ def of_accounts(accounts: Sequence[str | None], *, first: int = 0) -> pa.RecordB
     """Return rows of accounts, as a task gets them."""
     found = rows(range(first, first + len(accounts)))
     keys = pa.array([None if one is None else one.encode() for one in accounts], pa.binary())
-    return pa.RecordBatch.from_arrays([*found.columns, keys], [*found.schema.names, LIMIT])
+    return pa.RecordBatch.from_arrays([*found.columns, keys], [*found.schema.names, LIMIT_KEY_COLUMN])
 
 
 def arrivals(sending: Tasks, accounts: Sequence[str | None]) -> list[tuple[float, str | None]]:
@@ -73,7 +73,7 @@ def test_a_hot_key_is_left_for_the_next_round_when_too_much_of_it_waits(
     sending: Tasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it memory fills with rows of one account, or those of others wait behind them."""
-    monkeypatch.setattr("router_rest.delivery.batcher.STANDING", 0.1)
+    monkeypatch.setattr("router_rest.delivery.batcher.STANDING_CALLS_PER_PLACE", 0.1)
     accounts = ["hot"] * 10 + ["cold"] * 2
     job = sending.job(pace=FIVE, of_key=1)
 
@@ -168,4 +168,8 @@ def test_the_host_of_a_url_is_a_key() -> None:
     to = pa.array([{"url": one, "fault": None if one else "none"} for one in urls])
     reader = RowReader(Encoding(as_it_is, None, "JSON"), body_of("object", "application/json"), urls=True, by_host=True)
 
-    assert [row.limit for row in reader.rows(rows(range(3)).set_column(4, "_to", to))] == ["a.test", "b.test:8443", ""]
+    assert [row.limit for row in reader.read_rows(rows(range(3)).set_column(4, "_to", to))] == [
+        "a.test",
+        "b.test:8443",
+        "",
+    ]

@@ -146,7 +146,7 @@ def test_the_form_says_by_what_method_and_where_calls_go() -> None:
     form = form_of(Rest.model_validate(options))
 
     assert (form.method, form.url) == ("", URL)
-    assert form.target("\nPUT\nuno") == ("PUT", URL, ["uno"])
-    assert replace(form, url="").target("https://a.test/b\nDELETE\nuno") == ("DELETE", "https://a.test/b", ["uno"])
-    assert RequestForm("POST", URL, {}, form.body).target("") == ("POST", URL, [])
+    assert form.call_target("\nPUT\nuno") == ("PUT", URL, ["uno"])
+    assert replace(form, url="").call_target("https://a.test/b\nDELETE\nuno") == ("DELETE", "https://a.test/b", ["uno"])
+    assert RequestForm("POST", URL, {}, form.body).call_target("") == ("POST", URL, [])
     assert Counter(METHODS) == Counter(["POST", "PUT", "PATCH", "DELETE"])

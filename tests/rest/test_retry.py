@@ -102,7 +102,7 @@ def delivered(line: Line, policy: Policy, *, rows: int = 1, pace: Pace = ENOUGH)
         delivery = _delivery(line, policy, lease, settled)
         began = world.loop.time()
         call = Call("events", 3, list(range(10, 10 + rows)), [b'{"at":%d}' % at for at in range(rows)])
-        left = await delivery.deliver(call)
+        left = await delivery.deliver_call(call)
         told = TaskReport(left, settled, world.loop.time() - began, lease._tokens.out)
         await lease.close()
         serving.cancel()
@@ -257,7 +257,7 @@ def test_a_call_that_waits_for_the_retry_budget_ends_with_the_lease(results: Bul
 
         delivery = _delivery(Line(act=busy), Policy(results=results), lease, [])
         began = world.loop.time()
-        left = await delivery.deliver(Call("events", 3, [10], [b"{}"]))
+        left = await delivery.deliver_call(Call("events", 3, [10], [b"{}"]))
         seconds = world.loop.time() - began
         await lease.close()
         serving.cancel()
@@ -337,7 +337,7 @@ def test_a_driver_that_goes_before_a_call_is_sent_again_leaves_the_call_in_doubt
             return answer(200)
 
         delivery = _delivery(Line(act=dropped), Policy(), lease, [])
-        left = await delivery.deliver(Call("events", 3, [10], [b"{}"]))
+        left = await delivery.deliver_call(Call("events", 3, [10], [b"{}"]))
         serving.cancel()
         return left, lease._tokens.out
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from router_rest.templates import Body
 
 
-MOST_OPEN = 256
+MAX_OPEN_CALLS = 256
 """Calls of different URLs that are filled at once."""
 
 
@@ -78,7 +78,7 @@ class Call:
     held: bool = False
 
     @classmethod
-    def alone(cls, place: tuple[str | None, int, int]) -> Call:
+    def of_unsendable(cls, place: tuple[str | None, int, int]) -> Call:
         """Return a call with one empty row, which stands for a row that cannot be sent."""
         topic, partition, offset = place
         return cls(topic, partition, [offset], [b""])
@@ -87,24 +87,24 @@ class Call:
         """Return the number of rows."""
         return len(self.rows)
 
-    def id(self, body: bytes, owner: bytes = b"") -> str:
+    def call_id(self, body: bytes, owner: bytes = b"") -> str:
         """Return the name of the call with this body, and the key by which the API can tell that it comes again.
 
         `owner` is the sink whose call it is: two sinks may send the same rows to the same API on purpose.
         """
-        place = f"{_quoted(self.topic or '')}/{self.partition}/{self.offsets[0]}-{self.offsets[-1]}"
+        place = f"{_percent_encode(self.topic or '')}/{self.partition}/{self.offsets[0]}-{self.offsets[-1]}"
         return f"{place}/{hashlib.sha256(owner + body).hexdigest()[:16]}"
 
     def drop_rows(self) -> None:
         """Drop the values of the rows, which are not needed any more."""
         self.rows = [b""] * len(self.rows)
 
-    def halves(self) -> tuple[Call, Call]:
+    def split_halves(self) -> tuple[Call, Call]:
         """Return the first and the second half of the rows as calls."""
         middle = len(self) // 2
-        return self.of(range(middle)), self.of(range(middle, len(self)))
+        return self.select_rows(range(middle)), self.select_rows(range(middle, len(self)))
 
-    def of(self, chosen: range | list[int]) -> Call:
+    def select_rows(self, chosen: range | list[int]) -> Call:
         """Return the rows at some positions as a call of their own."""
         offsets = [self.offsets[position] for position in chosen]
         rows = [self.rows[position] for position in chosen]
@@ -121,7 +121,7 @@ class Batcher:
     _held: int = 0
     _of: tuple[str | None, int, str | None] = (None, -1, None)
 
-    def add(
+    def add_row(
         self,
         place: tuple[str | None, int, int],
         row: bytes,
@@ -137,7 +137,7 @@ class Batcher:
         """
         topic, partition, offset = place
         if (topic, partition, former) != self._of:
-            yield from self.end()
+            yield from self.flush_calls()
             self._of = topic, partition, former
         order = None
         if self.cut.orders and key is not None:
@@ -152,11 +152,11 @@ class Batcher:
         call = self._open.get(which)
         large = former is None and call is not None and call.size + len(row) + 1 > self.cut.bytes
         if call is not None and ((call.url, call.limit) != (url, limit) or large):
-            yield self._close(which)
+            yield self._close_call(which)
             call = None
         if call is None:
-            if len(self._open) >= (self.cut.groups or MOST_OPEN):
-                yield self._close(next(iter(self._open)))
+            if len(self._open) >= (self.cut.groups or MAX_OPEN_CALLS):
+                yield self._close_call(next(iter(self._open)))
             call = self._open[which] = Call(topic, partition, [], [], url, order, limit=limit)
         elif self.cut.groups:
             self._open.move_to_end(which)  # where there are too many, those go out that got no row for longest
@@ -165,30 +165,30 @@ class Batcher:
         call.size += len(row) + 1
         self._held += len(row) + 1
         if len(call) >= self.cut.rows and former is None:
-            yield self._close(which)
+            yield self._close_call(which)
         while self.cut.open and self._held > self.cut.open and former is None:
-            yield self._close(next(iter(self._open)))
+            yield self._close_call(next(iter(self._open)))
 
-    def end(self) -> Iterator[Call]:
+    def flush_calls(self) -> Iterator[Call]:
         """Yield the calls that are not full: no more rows come from this partition, or this part of it."""
         while self._open:
-            yield self._close(next(iter(self._open)))
+            yield self._close_call(next(iter(self._open)))
 
-    def _close(self, which: tuple[str, str] | int | bytes) -> Call:
+    def _close_call(self, which: tuple[str, str] | int | bytes) -> Call:
         call = self._open.pop(which)
         self._held -= call.size
         return call
 
 
 @lru_cache(maxsize=1024)
-def _quoted(topic: str) -> str:
+def _percent_encode(topic: str) -> str:
     """Return a topic percent-encoded, so that a header can hold it."""
     return quote(topic, safe="")
 
 
 KEYS_USED_UP = "the limits of their keys are used up for now"
 TOLD_TO_WAIT = "the API has told them to wait"
-STANDING = 16
+STANDING_CALLS_PER_PLACE = 16
 """Calls that may stand behind others of their key, for each that a queue keeps."""
 
 
@@ -239,12 +239,12 @@ class CallQueue:
         self.bytes += call.size
         waited = bool(self._idle)
         if call.order is None:
-            self._begin(call)
+            self._begin_call(call)
         elif call.order in self._behind:
             self._behind[call.order].append(call)
         else:
             self._behind[call.order] = deque()
-            self._begin(call)
+            self._begin_call(call)
         if waited:
             await asyncio.sleep(0)  # else the first call would be sent only after the queue is full
         return True
@@ -258,10 +258,10 @@ class CallQueue:
             self._idle.append(waiting)
             await waiting
         call = self._ready.popleft()
-        self._leave(1)
+        self._leave_queue(1)
         return call
 
-    def admitted(self, call: Call) -> None:
+    def on_admitted(self, call: Call) -> None:
         """Let the next call of its key ask for a token: this one has its first."""
         if not call.asks:
             return
@@ -269,34 +269,34 @@ class CallQueue:
         if behind := self._behind_key.get(call.limit):
             self._standing -= 1
             self.held += 1
-            self._ask(behind.popleft())
+            self._ask_for_token(behind.popleft())
             if self.over and not self._standing:
-                self._wake(len(self._idle))
+                self._wake_takers(len(self._idle))
             return
         self._behind_key.pop(call.limit, None)
         self._asking[call.limit] -= 1
         if not self._asking[call.limit]:
             del self._asking[call.limit]
 
-    def finished(self, call: Call, *, whole: bool) -> None:
+    def on_finished(self, call: Call, *, whole: bool) -> None:
         """Release its memory, and the next call of its order; block that where it is not delivered as a `whole`."""
-        self.admitted(call)
-        self._forget(call)
+        self.on_admitted(call)
+        self._forget_call(call)
         if call.order is None:
             return
         behind = self._behind[call.order]
         if not whole:
             self._blocked.add(call.order)
-            self._leave(len(behind))
+            self._leave_queue(len(behind))
             for one in behind:
-                self._forget(one)
+                self._forget_call(one)
             behind.clear()
         if behind:
-            self._begin(behind.popleft())
+            self._begin_call(behind.popleft())
         else:
             del self._behind[call.order]
 
-    def end(self, *, drop: bool = False) -> None:
+    def end_queue(self, *, drop: bool = False) -> None:
         """Take no more calls; with `drop` those in the queue are not sent either."""
         self.over = True
         if drop:
@@ -305,28 +305,28 @@ class CallQueue:
                 behind.clear()
             self._standing = 0
         self._room.set()
-        self._wake(len(self._idle))
+        self._wake_takers(len(self._idle))
 
-    def _begin(self, call: Call) -> None:
+    def _begin_call(self, call: Call) -> None:
         if self.of_key and self._asking[call.limit] >= self.of_key:
             self._behind_key.setdefault(call.limit, deque()).append(call)
             self._standing += 1
-            self._leave(1)
+            self._leave_queue(1)
             return
         self._asking[call.limit] += bool(self.of_key)
-        self._ask(call)
+        self._ask_for_token(call)
 
-    def _ask(self, call: Call) -> None:
+    def _ask_for_token(self, call: Call) -> None:
         call.asks = bool(self.of_key)
         self._ready.append(call)
-        self._wake(1)
+        self._wake_takers(1)
 
     def _why_stuck(self, call: Call) -> str:
         """Return why a call is not queued: it is held, or would stand behind others of its key, which are too many."""
         if call.held:
             return TOLD_TO_WAIT
         behind = bool(self.of_key) and self._asking[call.limit] >= self.of_key
-        crowded = self._standing >= STANDING * self.most or 2 * self.bytes > self.most_bytes
+        crowded = self._standing >= STANDING_CALLS_PER_PLACE * self.most or 2 * self.bytes > self.most_bytes
         return KEYS_USED_UP if behind and crowded else ""
 
     def _is_full(self, call: Call) -> bool:
@@ -334,16 +334,16 @@ class CallQueue:
             return False
         return self.held >= self.most or (self.bytes > 0 and self.bytes + call.size > self.most_bytes)
 
-    def _forget(self, call: Call) -> None:
+    def _forget_call(self, call: Call) -> None:
         self.bytes -= call.size
         self._room.set()
 
-    def _leave(self, calls: int) -> None:
+    def _leave_queue(self, calls: int) -> None:
         self.held -= calls
         if self.held < self.most:
             self._room.set()
 
-    def _wake(self, count: int) -> None:
+    def _wake_takers(self, count: int) -> None:
         while count and self._idle:
             waiting = self._idle.popleft()
             if not waiting.done():
@@ -351,27 +351,27 @@ class CallQueue:
                 count -= 1
 
 
-TAKES = ("_topic", "_partition", "_offset", "_order", "_to", "_row")
+TASK_COLUMNS = ("_topic", "_partition", "_offset", "_order", "_to", "_row")
 """Where a row came from, the key of its order (or null), its URL or why it has none, and what the encoding takes."""
-FORMER = "_former"
+FORMER_CALL_COLUMN = "_former"
 """The call in which a row was sent before, where it is sent again."""
-LIMIT = "_limit"
+LIMIT_KEY_COLUMN = "_limit"
 """The key whose limit a row is under, where each has its own."""
-BY_HOST = "host"
+HOST_AS_LIMIT_KEY = "host"
 """What stands for the host of the URL as such a key."""
-LONGEST_KEY = 64
+MAX_LIMIT_KEY_BYTES = 64
 """Bytes of a key: of a longer one the driver sees a hash."""
 
 
-def _short(key: bytes) -> str:
+def _shorten_key(key: bytes) -> str:
     """Return a key as text, or its hash."""
-    if len(key) > LONGEST_KEY:
+    if len(key) > MAX_LIMIT_KEY_BYTES:
         return hashlib.sha256(key).hexdigest()
     return key.decode(errors="backslashreplace")
 
 
 class TakenRow(NamedTuple):
-    """A row as `Batcher.add` takes it, or `why` it can be in no call."""
+    """A row as `Batcher.add_row` takes it, or `why` it can be in no call."""
 
     place: tuple[str | None, int, int]
     value: bytes
@@ -384,7 +384,7 @@ class TakenRow(NamedTuple):
 
 @dataclass(frozen=True)
 class RowReader:
-    """A reader of record batches with the columns of TAKES, and FORMER where rows were in a call before.
+    """A reader of record batches with TASK_COLUMNS, and FORMER_CALL_COLUMN if rows were in a call before.
 
     `urls`: rows name their URL; `values`: they name the method, or values of headers. `by_host`: each host has its own
     limit.
@@ -396,15 +396,15 @@ class RowReader:
     values: bool = False
     by_host: bool = False
 
-    def rows(self, rows: pa.RecordBatch) -> Iterator[TakenRow]:
+    def read_rows(self, rows: pa.RecordBatch) -> Iterator[TakenRow]:
         """Yield the rows of a record batch."""
         encoded = self.encoding.encode(rows.column("_row"))
-        topics, partitions, offsets, keys = (rows.column(name).to_pylist() for name in TAKES[:4])
+        topics, partitions, offsets, keys = (rows.column(name).to_pylist() for name in TASK_COLUMNS[:4])
         formers = [None] * rows.num_rows
-        if FORMER in rows.schema.names:
-            formers = rows.column(FORMER).to_pylist()
-        urls, faults = self._urls(rows)
-        limits = self._limits(rows, urls)
+        if FORMER_CALL_COLUMN in rows.schema.names:
+            formers = rows.column(FORMER_CALL_COLUMN).to_pylist()
+        urls, faults = self._read_urls(rows)
+        limits = self._limit_keys(rows, urls)
         # The first reason counts: where the row goes, then what the encoder says, then what the body cannot hold.
         for at, value in enumerate(encoded.values):
             why = faults[at] or encoded.reasons.get(at)
@@ -413,15 +413,15 @@ class RowReader:
             place = (topics[at], partitions[at], offsets[at])
             yield TakenRow(place, value or b"", urls[at], keys[at], formers[at], limits[at], why)
 
-    def _limits(self, rows: pa.RecordBatch, urls: Sequence[str]) -> Sequence[str]:
+    def _limit_keys(self, rows: pa.RecordBatch, urls: Sequence[str]) -> Sequence[str]:
         """Return the key of each row whose limit it is under; empty if there is one limit."""
         if self.by_host:
             return [(url or "").partition("\n")[0].partition("://")[2].partition("/")[0] for url in urls]
-        if LIMIT not in rows.schema.names:
+        if LIMIT_KEY_COLUMN not in rows.schema.names:
             return [""] * rows.num_rows
-        return ["" if key is None else _short(key) for key in rows.column(LIMIT).to_pylist()]
+        return ["" if key is None else _shorten_key(key) for key in rows.column(LIMIT_KEY_COLUMN).to_pylist()]
 
-    def _urls(self, rows: pa.RecordBatch) -> tuple[Sequence[str], Sequence[str | None]]:
+    def _read_urls(self, rows: pa.RecordBatch) -> tuple[Sequence[str], Sequence[str | None]]:
         """Return the URL of each row, with what follows it, as `Call` has it, and why rows have none."""
         if not self.urls and not self.values:
             return [""] * rows.num_rows, [None] * rows.num_rows

@@ -53,7 +53,7 @@ class Headers(CaseInsensitiveDict[Any]):
     """The attribute of CaseInsensitiveDict: names and values by names in lower case."""
 
     @classmethod
-    def of(cls, other: Any) -> Headers:
+    def copy_of(cls, other: Any) -> Headers:
         """Return a copy of headers of this class, or of that of `requests`."""
         made = cls.__new__(cls)
         made._store = OrderedDict(other._store)
@@ -64,9 +64,9 @@ class Headers(CaseInsensitiveDict[Any]):
         return self._store.values()
 
 
-KEYS = uuid.UUID("6a5f2c1e-8f0b-5d53-9d0e-6f1f7c3b2a10")
+IDEMPOTENCY_NAMESPACE = uuid.UUID("6a5f2c1e-8f0b-5d53-9d0e-6f1f7c3b2a10")
 """The namespace of idempotency keys."""
-MOST_KEPT = 1024
+MAX_PREPARED_REQUESTS = 1024
 """Prepared requests that are kept: where URLs are made of data there may be as many as rows."""
 
 
@@ -87,13 +87,13 @@ class RequestForm:
     row_key: bool = False
     quoted: bool = True
 
-    def key(self, call: Call, name: str, owner: bytes) -> str | None:
+    def idempotency_key(self, call: Call, name: str, owner: bytes) -> str | None:
         """Return the idempotency key of a call; None: it has none. `name` is that of the call, `owner` its sink's."""
         if self.key_header is not None:
-            return str(uuid.uuid5(KEYS, f"{owner.decode()} {name}"))
-        return self.target(call.url)[2][-1] if self.row_key else None
+            return str(uuid.uuid5(IDEMPOTENCY_NAMESPACE, f"{owner.decode()} {name}"))
+        return self.call_target(call.url)[2][-1] if self.row_key else None
 
-    def target(self, url: str) -> tuple[str, str, list[str]]:
+    def call_target(self, url: str) -> tuple[str, str, list[str]]:
         """Return the method, the URL and the values of headers of a call, which names them by its `url`."""
         named, *values = url.split("\n")
         return self.method or values.pop(0), named or self.url, values
@@ -106,36 +106,36 @@ class RequestBuilder:
     form: RequestForm
     _prepared: OrderedDict[str, PreparedRequest] = field(default_factory=OrderedDict)
 
-    def request(self, url: str, body: bytes, key: str) -> PreparedRequest:
+    def build_request(self, url: str, body: bytes, key: str) -> PreparedRequest:
         """Return the request of a call. Raises ValueError for an invalid URL."""
-        base = self._base(url)
+        base = self._base_request(url)
         request = PreparedRequest()
         request.method = base.method
         request.url = base.url
-        request.headers = Headers.of(base.headers)
+        request.headers = Headers.copy_of(base.headers)
         request.hooks = {"response": []}
         request.body = self.form.body.packed(body)
         request.headers["Content-Length"] = str(len(request.body))
         if self.form.key_header is not None:
-            request.headers[self.form.key_header] = quoted(key) if self.form.quoted else key
+            request.headers[self.form.key_header] = quote_key(key) if self.form.quoted else key
         return request
 
-    def _base(self, url: str) -> PreparedRequest:
+    def _base_request(self, url: str) -> PreparedRequest:
         prepared = self._prepared.get(url)
         if prepared is not None:
             return prepared
-        if len(self._prepared) >= MOST_KEPT:
+        if len(self._prepared) >= MAX_PREPARED_REQUESTS:
             self._prepared.popitem(last=False)
-        method, target, values = self.form.target(url)
+        method, target, values = self.form.call_target(url)
         named = dict(zip(self.form.named, values, strict=True))
         headers = {**self.form.body.headers, **self.form.headers, **named}
         prepared = Request(method, target, headers=headers).prepare()
-        prepared.headers = Headers.of(prepared.headers)
+        prepared.headers = Headers.copy_of(prepared.headers)
         self._prepared[url] = prepared
         return prepared
 
 
-def quoted(key: str) -> str:
+def quote_key(key: str) -> str:
     """Return an idempotency key as its header has it: a string (draft-ietf-httpapi-idempotency-key-header-07, 2.1)."""
     return f'"{key}"'
 
@@ -166,30 +166,30 @@ class Retries:
             return made
         first = iter([made])  # tenacity counts it as its first
 
-        async def once() -> Attempt:
+        async def attempt_once() -> Attempt:
             nonlocal made
             if next(first, None) is not None:
                 return made
             # a call that was refused waits for a slot again, which is bound enough: the budget is for failures
-            if made.throttled or await self.budget(until):
+            if made.throttled or await self.wait_for_budget(until):
                 made = await attempt()
             return made
 
         retrying = AsyncRetrying(
             sleep=self.sleep,
-            stop=lambda state: state.attempt_number >= self.policy.attempts or self._late(state, until),
-            wait=self._wait,
+            stop=lambda state: state.attempt_number >= self.policy.attempts or self._is_late(state, until),
+            wait=self._seconds_to_wait,
             retry=retry_if_result(_is_again),
-            retry_error_callback=_last,
+            retry_error_callback=_last_attempt,
         )
-        final: Attempt = await retrying(once)
+        final: Attempt = await retrying(attempt_once)
         return final
 
     def deadline(self) -> float:
         """Return when a call that begins now is given up, by the clock of the loop."""
         return asyncio.get_running_loop().time() + self.policy.elapsed
 
-    async def budget(self, until: float) -> bool:
+    async def wait_for_budget(self, until: float) -> bool:
         """Wait for a token of the retry budget, which keeps retries from making an overload worse.
 
         False: there was none until then. Raises Ending or LeaseEnded.
@@ -213,16 +213,16 @@ class Retries:
             return
         raise Ending("the task ends")
 
-    def _wait(self, state: RetryCallState) -> float:
+    def _seconds_to_wait(self, state: RetryCallState) -> float:
         """Return the seconds before the next attempt: never fewer than the API says.
 
         A call that was refused waits for a slot besides, so that its wait does not grow.
         """
-        last = _last(state)
+        last = _last_attempt(state)
         return (last.pause or 0.0) + self.backoff(1 if last.throttled else state.attempt_number)
 
     @staticmethod
-    def _late(state: RetryCallState, until: float) -> bool:
+    def _is_late(state: RetryCallState, until: float) -> bool:
         return asyncio.get_running_loop().time() + state.upcoming_sleep >= until
 
 
@@ -230,15 +230,15 @@ def _is_again(attempt: Attempt) -> bool:
     return attempt.action is Action.AGAIN
 
 
-def _last(state: RetryCallState) -> Attempt:
+def _last_attempt(state: RetryCallState) -> Attempt:
     assert state.outcome is not None
     last: Attempt = state.outcome.result()
     return last
 
 
-WRONG_AT_MOST = 10
+MAX_WRONG_CALLS_IN_ROW = 10
 """Calls in a row that need another setting, after which nothing more is sent although others were taken before."""
-UNREAD_AT_MOST = 10
+MAX_UNREAD_ANSWERS = 10
 """Answers without the status of any row, before one has it, after which nothing more is sent."""
 
 
@@ -249,8 +249,8 @@ class Delivery:
     `admitted` is told of each token that a call has got. `waits` gets the rows that the API tells to wait, and until
     when, in seconds since 1970: the next round has to keep to it.
 
-    `why` says what the last trouble was, `wrong` what must be changed before anything can be delivered. `read` and
-    `unread` count answers with the status of a row, and without; `no_status` says why.
+    `why` says what the last trouble was, `wrong_setting` what must be changed before anything can be delivered. `read`
+    and `unread` count answers with the status of a row, and without; `no_status` says why.
     """
 
     policy: Policy
@@ -277,7 +277,7 @@ class Delivery:
         self._classifier = Classifier(self.policy, self.clock)
         self._retries = Retries(self.policy, self.lease.may_retry, self.ending)
 
-    async def deliver(self, call: Call) -> list[Call]:
+    async def deliver_call(self, call: Call) -> list[Call]:
         """Deliver the rows of a call, in smaller calls where that is needed; return the rows that are left."""
         waiting = [call]
         over = []
@@ -295,53 +295,53 @@ class Delivery:
         return over
 
     @property
-    def wrong(self) -> str:
+    def wrong_setting(self) -> str:
         """Return why calls need another setting, where it is not one odd call: others in flight may have been taken."""
         return self._wrong_often or ("" if self._taken else self._wrong_first)
 
-    def end(self) -> None:
+    def stop_sending(self) -> None:
         """Send nothing more; calls in flight continue."""
         self.ending.set()
 
     async def _send_until_settled(self, call: Call) -> Sequence[Call]:
         """Send a call and settle its rows; return smaller calls with the rows that are to be sent again."""
         body = self.builder.form.body.join(call.rows)
-        key = call.id(body, self.owner)
+        key = call.call_id(body, self.owner)
         try:
-            attempt = await self._retries.until_classified(lambda: self._attempt(call, body, key))
+            attempt = await self._retries.until_classified(lambda: self._attempt_call(call, body, key))
         except (LeaseEnded, Ending) as error:
             self.why = self.why or str(error)
-            self.end()
+            self.stop_sending()
             raise _Undelivered(call) from None
         if attempt.action is Action.DONE:
-            return await self._done(call, attempt, key)
+            return await self._settle_taken(call, attempt, key)
         if attempt.action is Action.WRONG:
             self._count_wrong(call, attempt)
         if attempt.action is Action.PARK:
-            self._park(call, attempt, key, attempt.why)
+            self._park_call(call, attempt, key, attempt.why)
             self._count_unread(attempt.why)
             return ()
         if attempt.action in {Action.DEAD, Action.SET_ASIDE}:
-            self._settle(call, _STATUSES[attempt.action], attempt, key, attempt.why)
+            self._settle_call(call, _STATUS_OF_ACTION[attempt.action], attempt, key, attempt.why)
             return ()
         if attempt.action in {Action.REFUSED, Action.SPLIT}:
             # Which row is at fault is unknown: halves find it, and only a row that stands alone is dead.
             if len(call) > 1:
-                return call.halves()
-            self._settle(call, "dead", attempt, key, attempt.why)
+                return call.split_halves()
+            self._settle_call(call, "dead", attempt, key, attempt.why)
             return ()
         # One row may be what the API fails on: halves let all others go. An outage opens the circuit, which ends this.
         if attempt.action is Action.AGAIN and call.answered and not attempt.throttled and len(call) > 1:
-            return call.halves()
+            return call.split_halves()
         raise _Undelivered(call)
 
-    async def _attempt(self, call: Call, body: bytes, key: str) -> Attempt:
+    async def _attempt_call(self, call: Call, body: bytes, key: str) -> Attempt:
         """Send a call once, or twice where its credentials had expired."""
         await self.login.refresh()
         version = self.login.version
-        attempt = await self._sent(call, body, key)
+        attempt = await self._send_once(call, body, key)
         if attempt.action is Action.LOGIN and await self.login.renewed(version):
-            attempt = await self._sent(call, body, key)
+            attempt = await self._send_once(call, body, key)
         if attempt.action is Action.LOGIN:
             attempt.action = Action.AGAIN
         if attempt.pause and attempt.pause > EVERY:  # a shorter one is over before another attempt could read of it
@@ -355,9 +355,11 @@ class Delivery:
             call.answered = attempt.came and not busy
         return attempt
 
-    async def _sent(self, call: Call, body: bytes, key: str) -> Attempt:
+    async def _send_once(self, call: Call, body: bytes, key: str) -> Attempt:
         try:
-            request = self.builder.request(call.url, body, self.builder.form.key(call, key, self.owner) or "")
+            request = self.builder.build_request(
+                call.url, body, self.builder.form.idempotency_key(call, key, self.owner) or ""
+            )
         except ValueError:  # values of headers were checked before
             return Attempt(Action.REFUSED, "its URL is not valid")
         token = await HeldToken.acquire(self.lease, len(call), call.limit)
@@ -385,17 +387,17 @@ class Delivery:
         call.attempts += 1
         return attempt
 
-    async def _done(self, call: Call, attempt: Attempt, key: str) -> Sequence[Call]:
+    async def _settle_taken(self, call: Call, attempt: Attempt, key: str) -> Sequence[Call]:
         """Settle the rows of a call that was taken, each as the answer says; return calls to send again."""
         if attempt.results is None:
             self._note_taken()
-            self._settle(call, "delivered", attempt, key)
+            self._settle_call(call, "delivered", attempt, key)
             return ()
         by_action: dict[Action, list[int]] = {}
         for at, result in enumerate(attempt.results):
             by_action.setdefault(row_action(self.policy, call, at, result), []).append(at)
         self._park_unknown(call, by_action.pop(Action.PARK, []), attempt, key)
-        self._settle(call.of(by_action.pop(Action.DONE, [])), "delivered", attempt, key)
+        self._settle_call(call.select_rows(by_action.pop(Action.DONE, [])), "delivered", attempt, key)
         again = by_action.pop(Action.AGAIN, [])
         split = by_action.pop(Action.SPLIT, [])
         wrong = by_action.pop(Action.WRONG, [])
@@ -403,19 +405,19 @@ class Delivery:
             by_action.setdefault(Action.DEAD, []).append(split.pop())
         for action, chosen in by_action.items():
             for at in chosen:
-                self._settle_row(call, at, attempt, key, _STATUSES[action])
+                self._settle_row(call, at, attempt, key, _STATUS_OF_ACTION[action])
         if len(wrong) < len(call):
             self._note_taken()
-        rest = call.of(sorted([*again, *split, *wrong]))
+        rest = call.select_rows(sorted([*again, *split, *wrong]))
         if wrong:
             attempt.why = row_reason(attempt.results[wrong[0]])
             self._count_wrong(rest, attempt)
             raise _Undelivered(rest)
         calls: list[Call] = []
         if split:
-            calls += call.of(split).halves()
+            calls += call.select_rows(split).split_halves()
         try:
-            calls += await self._later(call.of(again), attempt.pause or 0.0)
+            calls += await self._send_later(call.select_rows(again), attempt.pause or 0.0)
         except _Undelivered:
             raise _Undelivered(rest) from None
         return calls
@@ -430,7 +432,7 @@ class Delivery:
         assert attempt.results is not None
         result = attempt.results[at]
         of_row = Attempt(Action.DEAD, "", result.status or attempt.status, attempt.seconds, result.text)
-        self._settle(call.of([at]), status, of_row, key, row_reason(result))
+        self._settle_call(call.select_rows([at]), status, of_row, key, row_reason(result))
 
     def _count_wrong(self, call: Call, attempt: Attempt) -> None:
         """Note a call that needs another setting; send nothing more where all do, or many in a row.
@@ -440,11 +442,11 @@ class Delivery:
         self._wrong_in_row += 1
         self.why = call.why = attempt.why
         call.answered = True
-        if self._wrong_in_row >= WRONG_AT_MOST:
+        if self._wrong_in_row >= MAX_WRONG_CALLS_IN_ROW:
             self._wrong_often = self._wrong_often or attempt.why
         if self._wrong_often or not self._taken:
             self._wrong_first = self._wrong_first or attempt.why
-            self.end()
+            self.stop_sending()
 
     def _park_unknown(self, call: Call, unknown: Sequence[int], attempt: Attempt, key: str) -> None:
         """Park the rows at some places, of which the answer says nothing."""
@@ -453,24 +455,24 @@ class Delivery:
         for at in unknown:
             by_text.setdefault(attempt.results[at].text, []).append(at)
         for text, chosen in by_text.items():
-            self._park(call.of(chosen), attempt, key, f"{NO_STATUS} {text.decode()}")
+            self._park_call(call.select_rows(chosen), attempt, key, f"{NO_STATUS} {text.decode()}")
         if len(unknown) < len(call):
             self.read += 1
         else:
             self._count_unread(f"{NO_STATUS} {attempt.results[0].text.decode()}")
 
-    def _park(self, call: Call, attempt: Attempt, key: str, why: str) -> None:
+    def _park_call(self, call: Call, attempt: Attempt, key: str, why: str) -> None:
         call.doubtful = frozenset(call.offsets)
-        self._settle(call, "parked", attempt, key, why)
+        self._settle_call(call, "parked", attempt, key, why)
 
     def _count_unread(self, why: str) -> None:
         """Count an answer without any status; send nothing more when the first ones all are so."""
         self.unread += 1
         self.no_status = self.no_status or why
-        if not self.read and self.unread >= UNREAD_AT_MOST:
-            self.end()
+        if not self.read and self.unread >= MAX_UNREAD_ANSWERS:
+            self.stop_sending()
 
-    async def _later(self, call: Call, pause: float) -> Sequence[Call]:
+    async def _send_later(self, call: Call, pause: float) -> Sequence[Call]:
         """Return a call to send again after a wait; raise when it had all its attempts, or the pause is too long."""
         if not len(call):
             return ()
@@ -479,23 +481,23 @@ class Delivery:
             raise _Undelivered(call)
         try:
             await self._retries.sleep(pause + self._retries.backoff(call.attempts))
-            if await self._retries.budget(self._retries.deadline()):
+            if await self._retries.wait_for_budget(self._retries.deadline()):
                 return (call,)
         except (Ending, LeaseEnded):
             pass
         raise _Undelivered(call)
 
-    def _settle(self, call: Call, status: Any, attempt: Attempt, key: str, reason: str | None = None) -> None:
+    def _settle_call(self, call: Call, status: Any, attempt: Attempt, key: str, reason: str | None = None) -> None:
         if len(call):
             if status == "delivered":
                 self.lease.count_delivered(len(call))
-            own = self.builder.form.key(call, key, self.owner)
+            own = self.builder.form.idempotency_key(call, key, self.owner)
             self.settle(
                 Settled(call, status, self.clock(), attempt.status, attempt.seconds, attempt.body, key, own, reason)
             )
 
 
-_STATUSES = {Action.DEAD: "dead", Action.SET_ASIDE: "parked"}
+_STATUS_OF_ACTION = {Action.DEAD: "dead", Action.SET_ASIDE: "parked"}
 
 
 class _Undelivered(Exception):  # noqa: N818

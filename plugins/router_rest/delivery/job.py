@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from router import Outcome, StartError
 from router_encoders.outbox_rows import bounded_batches
 from router_rest.delivery.batcher import TOLD_TO_WAIT, Batcher, Call
-from router_rest.delivery.call import UNREAD_AT_MOST
+from router_rest.delivery.call import MAX_UNREAD_ANSWERS
 from router_rest.delivery.partitioner import Extent, PartitionPlan, plan
 from router_rest.delivery.receipts import PLACES, SCHEMA, KnownReceipts, Settled, ranges_in, receipts, remove_call_logs
 from router_rest.delivery.worker import REPORT, task
@@ -108,7 +108,7 @@ COUNTED = "rows bigint"
 def park(
     job: TaskJob, reason: str, only: Sequence[Range] | None = None, *, status: Status = "parked"
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function of a task that parks rows without a receipt, for mapInArrow. Needs `batcher.TAKES`.
+    """Return the function of a task that parks rows without a receipt, for mapInArrow. Needs `batcher.TASK_COLUMNS`.
 
     Calls are cut as for sending: rows in doubt were sent in these calls, and a replay sends them with the same keys.
     `only`: the ranges of the rows to park; None: all. They are dead instead of parked if `status` is dead.
@@ -119,10 +119,10 @@ def park(
         batcher = Batcher(job.cut)
         for rows in batches:
             calls: list[Call] = []
-            for row in job.reader.rows(rows):
+            for row in job.reader.read_rows(rows):
                 calls += _calls(batcher, row)
             yield _park_calls(job, earlier_receipts, _among(calls, only), reason, status)
-        yield _park_calls(job, earlier_receipts, _among(batcher.end(), only), reason, status)
+        yield _park_calls(job, earlier_receipts, _among(batcher.flush_calls(), only), reason, status)
 
     return parked
 
@@ -137,13 +137,13 @@ def _among(calls: Iterable[Call], only: Sequence[Range] | None) -> Iterator[Call
         for topic, partition, first, last in only:
             if (topic, partition) == (call.topic, call.partition):
                 positions |= {at for at, offset in enumerate(call.offsets) if first <= offset <= last}
-        yield call.of(sorted(positions))
+        yield call.select_rows(sorted(positions))
 
 
 def _calls(batcher: Batcher, row: TakenRow) -> Iterable[Call]:
     if row.why is None:
-        return batcher.add(*row[:6])
-    return (Call.alone(row.place),)
+        return batcher.add_row(*row[:6])
+    return (Call.of_unsendable(row.place),)
 
 
 def _park_calls(
@@ -165,9 +165,9 @@ def _settled(job: TaskJob, call: Call, reason: str, status: Status) -> Settled:
     if call.rows == [b""]:  # no call can be made of it
         return Settled(call, status, time.time(), reason=reason)
     owner = job.owner.name.encode()
-    name = call.id(job.form.body.join(call.rows), owner)
+    name = call.call_id(job.form.body.join(call.rows), owner)
     call.drop_rows()
-    return Settled(call, status, time.time(), id=name, key=job.form.key(call, name, owner), reason=reason)
+    return Settled(call, status, time.time(), id=name, key=job.form.idempotency_key(call, name, owner), reason=reason)
 
 
 log = logging.getLogger("router")
@@ -250,8 +250,8 @@ class JobResult:
 class BatchJob:
     """The Spark jobs that send one batch.
 
-    `columns` makes the columns of `batcher.TAKES` from events; `plan` says which task gets which rows, and `order` by
-    what a task gets them sorted. `job` is what each task gets. `share` of the rows may be refused. `limit` is the name
+    `columns` makes `batcher.TASK_COLUMNS` from events; `plan` says which task gets which rows, and `order` by which
+    columns they are sorted. `job` is what each task gets. `share` of the rows may be refused. `limit` is the name
     of their limit at the server of `leases`. A call that fails `rounds` times while others are taken is set aside, with
     the status `odd`. `configuration` tells configurations apart.
     """
@@ -311,7 +311,7 @@ class BatchJob:
             reports = self._placed().mapInArrow(send, REPORT).filter("kind != 'tick'")
             result = JobResult.of(reports.toArrow())
         self._unread = self._unread or result.unread
-        if result.counts.get("unread", 0) >= UNREAD_AT_MOST and not self._any_status():
+        if result.counts.get("unread", 0) >= MAX_UNREAD_ANSWERS and not self._any_status():
             self._stop(result.unread)
         if result.wrong and not (result.alone and self._any_status("delivered")):
             raise StartError(f"{self.limit} does not take calls: {result.wrong}")

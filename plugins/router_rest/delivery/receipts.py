@@ -244,7 +244,7 @@ class KnownReceipts:
         if place in self.done:
             open_positions = np.flatnonzero(self.open(place, call.offsets)).tolist()
             if len(open_positions) < len(call):
-                call = call.of(open_positions)
+                call = call.select_rows(open_positions)
         if place in self.doubtful:
             call.doubtful = self.in_doubt(place, call.offsets)
         if self.waits:

@@ -77,7 +77,7 @@ over."""
 
 
 def task(job: TaskJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function of one task, for mapInArrow. Needs the columns TAKES, in the order of the source."""
+    """Return the function of one task, for mapInArrow. Needs TASK_COLUMNS, in the order of the source."""
 
     def post(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         keep_archives()
@@ -221,7 +221,7 @@ def _report(found: list[dict[str, Any]]) -> pa.RecordBatch:
 async def _end_with_lease(lease: LeaseClient, delivery: Delivery, client: HttpClient) -> None:
     """End all waits with the lease; when the sink stops, some seconds later calls in flight: they are in doubt then."""
     await lease.over.wait()
-    delivery.end()
+    delivery.stop_sending()
     await lease.stopped.wait()
     await asyncio.sleep(LAST_ANSWERS)
     await client.close()
@@ -315,19 +315,19 @@ class Feeder:
 
     async def end(self) -> None:
         """Queue the calls that are not full: no more rows come."""
-        for call in self.batcher.end():
+        for call in self.batcher.flush_calls():
             await self._begin(call)
 
     async def _cut(self, rows: pa.RecordBatch, parts: Sequence[Stretch], wanted: Any) -> None:
         self._reserved = 0
-        for at, row in enumerate(self.reader.rows(rows)):
+        for at, row in enumerate(self.reader.read_rows(rows)):
             if at >= self._reserved:
                 await self._reserve(at, rows.num_rows, parts)
             if row.why is not None:
                 if wanted[at]:
-                    self.settle(Settled(Call.alone(row.place), "dead", time.time(), reason=row.why))
+                    self.settle(Settled(Call.of_unsendable(row.place), "dead", time.time(), reason=row.why))
                 continue
-            for call in self.batcher.add(*row[:6]):
+            for call in self.batcher.add_row(*row[:6]):
                 if not await self._begin(call):
                     return
 
@@ -453,18 +453,18 @@ class TaskWorker:
             await self._feeder.take(rows, send=self.trouble is None)
         if self.trouble is None:
             await self._feeder.end()
-        self._queue.end()
+        self._queue.end_queue()
 
     async def _work(self) -> None:
         """Deliver one queued call after the other, until there are none."""
         assert self._delivery is not None
         while (call := await self._queue.take()) is not None:
             self.counts["calls"] += 1
-            rest = await self._delivery.deliver(call)
+            rest = await self._delivery.deliver_call(call)
             for part in rest:
                 part.drop_rows()
             self._left += rest
-            self._queue.finished(call, whole=not rest)
+            self._queue.on_finished(call, whole=not rest)
             if self._receipts.size > self.job.bytes_in_flight // 4:
                 await self._receipts.flush()
             if self._delivery.ending.is_set():
@@ -473,7 +473,7 @@ class TaskWorker:
     def _admitted(self, call: Call) -> None:
         """Note that a call goes out now: it has a token."""
         self._receipts.begin(call)
-        self._queue.admitted(call)
+        self._queue.on_admitted(call)
 
     def _settle(self, settled: Settled) -> None:
         """Take rows that are done with. Those that are dead get their receipts when the whole batch may have them."""
@@ -491,9 +491,9 @@ class TaskWorker:
     def _end(self, kind: str, text: str) -> None:
         """Send nothing more. The first reason given counts."""
         self.trouble = self.trouble or (kind, text)
-        self._queue.end(drop=True)
+        self._queue.end_queue(drop=True)
         if self._delivery is not None:
-            self._delivery.end()
+            self._delivery.stop_sending()
 
     def _stop_on_failure(self, task: asyncio.Task[None]) -> None:
         """Send nothing more when a coroutine fails; `_deliver`, which gathers them, raises its error."""
@@ -528,8 +528,8 @@ class TaskWorker:
         # Why a delivery has ended by itself is known only now that all calls which were in flight are answered.
         if self.trouble[0] != ENDED or self._delivery is None:
             return self.trouble
-        if self._delivery.wrong:
-            return "wrong", self._delivery.wrong
+        if self._delivery.wrong_setting:
+            return "wrong", self._delivery.wrong_setting
         return "away", why
 
     def _in_vain(self) -> list[dict[str, Any]]:
