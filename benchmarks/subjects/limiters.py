@@ -33,7 +33,7 @@ from router_rest.delivery.answer import Policy
 from router_rest.delivery.batcher import LIMIT_KEY_COLUMN, CallSize
 from router_rest.delivery.call import RequestForm
 from router_rest.delivery.receipts import Owner
-from router_rest.delivery.worker import TaskJob, task
+from router_rest.delivery.worker import TaskJob, send_task
 from router_rest.rate_limit.client import HeldToken
 from router_rest.rate_limit.protocol import Pace
 from router_rest.rate_limit.server import LeaseServer
@@ -299,7 +299,7 @@ def run_task(job: TaskJob, rows: pa.RecordBatch, log: Path) -> None:
     """Run a task in a process of its own; note when its calls were written, and exit with ROWS_LEFT if it left some."""
     rows_left = False
     with sent_calls() as sent:
-        for report in task(job)(iter([rows])):
+        for report in send_task(job)(iter([rows])):
             rows_left = rows_left or "left" in report["kind"].to_pylist()
     with log.open("a") as file:
         file.writelines(f"{moment}\n" for moment in sent)

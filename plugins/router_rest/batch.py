@@ -30,8 +30,15 @@ from router_rest.credentials import apply
 from router_rest.delivery.answer import BulkResults, Policy, next_steps
 from router_rest.delivery.batcher import FORMER_CALL_COLUMN, HOST_AS_LIMIT_KEY, Batcher, CallSize, RowReader
 from router_rest.delivery.call import RequestBuilder, RequestForm
-from router_rest.delivery.job import RANKS, BatchJob, allowed, counted, outcome, planned
-from router_rest.delivery.receipts import PLACES, SCHEMA, Owner, Responses, remove_call_logs
+from router_rest.delivery.job import (
+    STATUS_RANKS,
+    BatchJob,
+    allowed_refusals,
+    count_receipts,
+    load_or_make_plan,
+    outcome_of,
+)
+from router_rest.delivery.receipts import PLACE_COLUMNS, RECEIPT_SCHEMA, Owner, Responses, remove_call_logs
 from router_rest.delivery.worker import TaskJob
 from router_rest.http_client.response import Response, ResponseHeaders
 from router_rest.rate_limit.protocol import Pace
@@ -124,7 +131,7 @@ class OpenSink:
     def plan(self, events: DataFrame, batch: Batch, *, whole: bool = False) -> PartitionPlan:
         """Return which task gets which rows; `whole`: each gets whole source partitions."""
         options = self.options
-        return planned(
+        return load_or_make_plan(
             events,
             batch.parts(options.receipts),
             cut_of(options),
@@ -168,7 +175,7 @@ def posting(sink: OpenSink, events: DataFrame, batch: Batch, plan: PartitionPlan
             address=address,
             client=client_arguments(options, sink.folder, plan.tasks),
             authorise=apply,
-            dead_at_most=allowed(plan.rows, share),
+            dead_at_most=allowed_refusals(plan.rows, share),
             responses=responses_of(options, batch),
             bytes_in_flight=options.bytes_in_flight,
             of_key=of_key(options),
@@ -447,8 +454,8 @@ def resend(sink: OpenSink, events: DataFrame, aside: DataFrame, batch: Batch) ->
     responses = responses_of(sink.options, batch)
     if responses is not None:
         responses.commit()
-    result = outcome(events, parts)
-    parts.commit(SCHEMA)
+    result = outcome_of(events, parts)
+    parts.commit(RECEIPT_SCHEMA)
     remove_call_logs(parts)
     # Rows that were dead before have their dead letters: only parked ones get new ones.
     refused = result.refused
@@ -463,7 +470,7 @@ def _deliver(sink: OpenSink, events: DataFrame, aside: DataFrame, batch: Batch) 
         job.events = _in_calls(job.columns(job.events), aside)
         job.columns = _as_they_are
         job.order = ("_topic", "_partition", FIRST, "_offset")
-        job.deliver()
+        job.deliver_all()
 
 
 def _share(sink: RestOptions, aside: DataFrame, plan: PartitionPlan) -> float:
@@ -481,12 +488,12 @@ def _in_calls(rows: DataFrame, aside: DataFrame) -> DataFrame:
     own = F.col(FORMER_CALL_COLUMN).isNull()
     first = F.when(own, F.col("_offset")).otherwise(F.min("_offset").over(of_call))
     same_row = [F.col(new).eqNullSafe(F.col(f"_of_{old}")) for new, old in _PAIRS]
-    return rows.join(calls, same_row).withColumn(FIRST, first).drop(*(f"_of_{name}" for name in PLACES))
+    return rows.join(calls, same_row).withColumn(FIRST, first).drop(*(f"_of_{name}" for name in PLACE_COLUMNS))
 
 
 def _prefixed_places(prefix: str) -> list[Column]:
     """Return topic, partition and offset under names with a prefix, for a join with rows that also have them."""
-    return [F.col(name).alias(f"{prefix}{name}") for name in PLACES]
+    return [F.col(name).alias(f"{prefix}{name}") for name in PLACE_COLUMNS]
 
 
 def _as_they_are(rows: DataFrame) -> DataFrame:
@@ -500,17 +507,17 @@ def _with(rows: DataFrame, aside: DataFrame) -> DataFrame:
 
 def _moved(aside: DataFrame, parts: Parts) -> dict[tuple[str, str], int]:
     """Count rows by their status before the replay and after it."""
-    counts = counted(parts)
+    counts = count_receipts(parts)
     if not counts.num_rows:
         return {}
-    columns = {f"_of_{name}": counts.column(name) for name in PLACES}
-    now = pa.table({**columns, "now": pa.array(RANKS).take(counts.column("rank"))})
-    same_row = [F.col(name).eqNullSafe(F.col(f"_of_{name}")) for name in PLACES]
+    columns = {f"_of_{name}": counts.column(name) for name in PLACE_COLUMNS}
+    now = pa.table({**columns, "now": pa.array(STATUS_RANKS).take(counts.column("rank"))})
+    same_row = [F.col(name).eqNullSafe(F.col(f"_of_{name}")) for name in PLACE_COLUMNS]
     both = aside.join(aside.sparkSession.createDataFrame(now), same_row).groupBy("status", "now").count()
     return {(row["status"], row["now"]): row["count"] for row in both.collect()}
 
 
-_PAIRS = tuple(zip(PLACE, PLACES, strict=True))
+_PAIRS = tuple(zip(PLACE, PLACE_COLUMNS, strict=True))
 
 
 def set_aside(receipts: DataFrame, query: str, route: str, sink: str) -> DataFrame:
@@ -521,10 +528,10 @@ def set_aside(receipts: DataFrame, query: str, route: str, sink: str) -> DataFra
     """
     of_sink = receipts.filter((F.col("query") == query) & (F.col("route") == route) & (F.col("sink") == sink))
     undelivered = of_sink.filter(F.col("status") != "delivered").select(*_prefixed_places("_"))
-    same_row = [F.col(name).eqNullSafe(F.col(f"_{name}")) for name in PLACES]
+    same_row = [F.col(name).eqNullSafe(F.col(f"_{name}")) for name in PLACE_COLUMNS]
     candidates = of_sink.join(undelivered.distinct(), same_row, "left_semi")
     receipt = F.struct("status", F.col("http_status").alias("code"), "at", "reason", F.col("call_id").alias("call"))
-    last = candidates.groupBy(*PLACES).agg(
+    last = candidates.groupBy(*PLACE_COLUMNS).agg(
         F.max_by(receipt, F.struct(F.col("status") == "delivered", "at")).alias("last")
     )
-    return last.select(*PLACES, "last.*").filter(F.col("status") != "delivered")
+    return last.select(*PLACE_COLUMNS, "last.*").filter(F.col("status") != "delivered")

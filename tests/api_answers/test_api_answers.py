@@ -111,7 +111,7 @@ def _sent(lake: Lake, size: int, way: Way, rules: tuple[AnswerRule, ...] = ()) -
         ending = threading.Timer(LONGEST, batch.batch.stop.set)
         ending.start()
         try:
-            batch.deliver()
+            batch.deliver_all()
         except ConnectionError:
             stopped = "waits"
         except StartError:

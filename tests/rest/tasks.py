@@ -25,7 +25,7 @@ from router_rest.delivery.call import RequestForm
 from router_rest.delivery.job import BatchJob
 from router_rest.delivery.partitioner import PartitionPlan
 from router_rest.delivery.receipts import Owner
-from router_rest.delivery.worker import TaskJob, task
+from router_rest.delivery.worker import TaskJob, send_task
 from router_rest.rate_limit import backpressure, coordinator
 from router_rest.rate_limit.protocol import Pace
 from router_rest.rate_limit.server import LeaseServer
@@ -119,7 +119,7 @@ class Tasks:
     def run(self, job: TaskJob, *batches: pa.RecordBatch) -> Sent:
         """Run a task to its end."""
         sent = Sent()
-        for report in task(job)(iter(batches)):
+        for report in send_task(job)(iter(batches)):
             for row in report.to_pylist():
                 sent.add(row)
         return sent
@@ -226,17 +226,17 @@ def whole(sending: Tasks, *batches: pa.RecordBatch, job: Any, **options: Any) ->
     events: Any = SimpleNamespace(sparkSession=None)
     plan = PartitionPlan(job.cut, 1, sum(one.num_rows for one in batches))
     made = BatchJob(events, lambda rows: rows, batch, plan, job, sending.leases, "api", 0.05, None, **options)
-    made._placed = lambda: Placed(*batches)  # type: ignore[method-assign,assignment,return-value]
+    made._place_rows = lambda: Placed(*batches)  # type: ignore[method-assign,assignment,return-value]
     return made
 
 
 def quicken(patch: pytest.MonkeyPatch) -> None:
     """Let rounds and outages last for tenths of a second, without Spark: what is done about them is the same."""
     for module, name, seconds in (
-        (delivery_job, "FIRST_ROUND", 0.1),
-        (delivery_job, "LONGEST_ROUND", 0.3),
-        (delivery_job, "SHORTEST", 0.02),
-        (delivery_job, "LONGEST", 0.05),
+        (delivery_job, "FIRST_ROUND_PAUSE_SECONDS", 0.1),
+        (delivery_job, "MAX_ROUND_PAUSE_SECONDS", 0.3),
+        (delivery_job, "MIN_JOB_PAUSE_SECONDS", 0.02),
+        (delivery_job, "MAX_LOOK_PAUSE_SECONDS", 0.05),
         (coordinator, "MAX_TOKEN_WAIT_SECONDS", 0.3),
         (backpressure, "PROBE_PAUSE", 0.1),
     ):

@@ -18,9 +18,9 @@ from router import StartError
 from router_demo.api import Api
 from router_rest.delivery.answer import BulkResults
 from router_rest.delivery.batcher import CallSize
-from router_rest.delivery.job import OutageClock, park
+from router_rest.delivery.job import OutageClock, park_task
 from router_rest.delivery.receipts import KnownReceipts
-from router_rest.delivery.worker import task
+from router_rest.delivery.worker import send_task
 from tests.rest.scripted import PATIENCE, Scripted, polite, then_waits
 from tests.rest.tasks import CLIENT, Tasks, quicken, rows, tasks, whole
 
@@ -45,20 +45,20 @@ class Clock:
 def after(outage: OutageClock, clock: Clock, seconds: float, *tried: tuple[tuple[str, int, int, int], ...]) -> None:
     """Let a job end that delivered something."""
     clock.now += seconds
-    outage.heard(tried, moved=True)
+    outage.on_result(tried, moved=True)
 
 
 def test_an_api_is_away_since_it_took_a_row() -> None:
     clock = Clock()
     outage = OutageClock(clock)
     clock.now += 5
-    assert outage.away == 5
-    outage.heard([STUCK], moved=False)
-    assert outage.away == 5
+    assert outage.seconds_away == 5
+    outage.on_result([STUCK], moved=False)
+    assert outage.seconds_away == 5
 
     after(outage, clock, 1.0)
 
-    assert outage.away == 0
+    assert outage.seconds_away == 0
 
 
 def test_what_others_get_does_not_hide_a_call_that_is_never_taken() -> None:
@@ -68,9 +68,9 @@ def test_what_others_get_does_not_hide_a_call_that_is_never_taken() -> None:
     for _ in range(7):
         after(outage, clock, 10.0, STUCK)
 
-    assert outage.away == 0
-    assert outage.stuck(59) == [*STUCK]
-    assert outage.stuck(61) == []
+    assert outage.seconds_away == 0
+    assert outage.overdue_ranges(59) == [*STUCK]
+    assert outage.overdue_ranges(61) == []
 
 
 def test_calls_that_fail_in_turns_are_not_stuck() -> None:
@@ -81,7 +81,7 @@ def test_calls_that_fail_in_turns_are_not_stuck() -> None:
         after(outage, clock, 10.0, STUCK)
         after(outage, clock, 10.0, OTHER)
 
-    assert outage.stuck(5) == []
+    assert outage.overdue_ranges(5) == []
 
 
 def test_an_outage_in_between_does_not_start_the_count_anew() -> None:
@@ -90,10 +90,10 @@ def test_an_outage_in_between_does_not_start_the_count_anew() -> None:
     outage = OutageClock(clock)
     after(outage, clock, 10.0, STUCK)
     clock.now += 50
-    outage.heard([OTHER], moved=False)
+    outage.on_result([OTHER], moved=False)
     after(outage, clock, 10.0, STUCK)
 
-    assert outage.stuck(59) == [*STUCK]
+    assert outage.overdue_ranges(59) == [*STUCK]
 
 
 def test_what_was_parked_is_forgotten() -> None:
@@ -101,10 +101,10 @@ def test_what_was_parked_is_forgotten() -> None:
     outage = OutageClock(clock)
     after(outage, clock, 10.0, STUCK)
     clock.now += 50
-    outage.forget()
-    outage.heard([], moved=False)
+    outage.forget_calls()
+    outage.on_result([], moved=False)
 
-    assert outage.stuck(10) == []
+    assert outage.overdue_ranges(10) == []
 
 
 SOME = [("events", 0, 2, 3), ("events", 0, 7, 7), ("events", 1, 0, 9), ("other", 0, 0, 9)]
@@ -122,8 +122,8 @@ def test_rows_without_a_receipt_are_parked_all_or_some(sending: Tasks, only: Any
     """Without it rows that wait for their turn are parked with those that an API never takes."""
     job = sending.job(cut=CallSize(rows=4))
 
-    told = [one.to_pylist() for one in park(job, "why", only)(iter([rows(range(10))]))]
-    again = [one.to_pylist() for one in park(job, "why", only)(iter([rows(range(10))]))]
+    told = [one.to_pylist() for one in park_task(job, "why", only)(iter([rows(range(10))]))]
+    again = [one.to_pylist() for one in park_task(job, "why", only)(iter([rows(range(10))]))]
 
     assert sum(row["rows"] for one in told for row in one) == len(parked)
     assert sum(row["rows"] for one in again for row in one) == 0
@@ -190,10 +190,10 @@ def test_one_odd_row_is_set_aside_and_stops_nobody(raw: Tasks, server: Scripted,
     offsets = range(others + 1) if others else [3]
     if how == "404" and not others:  # nothing says that it is the row
         with pytest.raises(StartError, match="404"):
-            whole(raw, rows(offsets), job=job).deliver()
+            whole(raw, rows(offsets), job=job).deliver_all()
         return
 
-    whole(raw, rows(offsets), job=replace(job, policy=replace(job.policy, attempts=2))).deliver()
+    whole(raw, rows(offsets), job=replace(job, policy=replace(job.policy, attempts=2))).deliver_all()
 
     receipts = {row["offset"]: row for row in raw.receipts()}
     times = sum(body.endswith(ODD) for body in server.bodies)
@@ -225,7 +225,7 @@ def test_an_api_that_never_answers_takes_no_row_aside(raw: Tasks, server: Script
     job = raw.job(cut=CallSize())
     job = replace(job, client={**job.client, "read": 0.1}, policy=replace(job.policy, attempts=1))
 
-    whole(raw, rows([3]), job=job).deliver()
+    whole(raw, rows([3]), job=job).deliver_all()
 
     (receipt,) = raw.receipts()
     assert (receipt["status"], len(server.bodies) > silent_calls) == ("delivered", True)
@@ -245,7 +245,7 @@ def test_an_odd_row_that_is_answered_before_all_others_stops_nobody(raw: Tasks, 
             talk.answer()
 
     server.act = act
-    whole(raw, rows(range(8)), job=raw.job(cut=CallSize())).deliver()
+    whole(raw, rows(range(8)), job=raw.job(cut=CallSize())).deliver_all()
 
     assert {row["offset"] for row in raw.receipts() if row["status"] == "delivered"} == {*range(8)} - {3}
     assert {row["offset"] for row in raw.receipts() if row["status"] == "parked"} == {3}
@@ -279,7 +279,7 @@ def test_a_row_that_the_api_fails_on_is_found_in_its_call(
         made = whole(raw, batch, job=job)
         stopping = threading.Timer(30, made.batch.stop.set)
         stopping.start()
-        made.deliver()
+        made.deliver_all()
         stopping.cancel()
 
         statuses = {row["offset"]: row["status"] for row in raw.receipts()}
@@ -307,7 +307,7 @@ def test_an_api_that_fails_on_every_row_gets_no_halves_of_halves(raw: Tasks, ser
 
     threading.Timer(6, recover).start()
 
-    made.deliver()
+    made.deliver_all()
 
     assert seen_in_outage[0] < 200
     assert {row["status"] for row in raw.receipts()} == {"delivered"}
@@ -316,7 +316,7 @@ def test_an_api_that_fails_on_every_row_gets_no_halves_of_halves(raw: Tasks, ser
 def test_calls_that_fail_often_are_dead_where_that_is_configured(raw: Tasks, server: Scripted) -> None:
     server.act = odd_one("500")
 
-    whole(raw, rows(range(5)), job=raw.job(), odd="dead", rounds=1).deliver()
+    whole(raw, rows(range(5)), job=raw.job(), odd="dead", rounds=1).deliver_all()
 
     assert {row["offset"]: row["status"] for row in raw.receipts() if row["offset"] == 3} == {3: "dead"}
 
@@ -332,7 +332,7 @@ def test_an_api_that_answers_nobody_is_waited_for(raw: Tasks, server: Scripted, 
         waiting = whole(raw, rows(offsets), job=job)
         threading.Timer(1.5, waiting.batch.stop.set).start()
         with pytest.raises(ConnectionError, match="stopped"):
-            waiting.deliver()
+            waiting.deliver_all()
 
     assert raw.receipts() == []
 
@@ -346,7 +346,7 @@ def test_answers_without_any_status_stop_the_sink(raw: Tasks, server: Scripted, 
     job = replace(job, policy=replace(job.policy, results=BulkResults("items", "statuz", id="offset")))
 
     def post(configuration: str) -> None:
-        whole(raw, rows(range(many)), job=job, configuration=configuration).deliver()
+        whole(raw, rows(range(many)), job=job, configuration=configuration).deliver_all()
 
     for _ in range(2):
         with pytest.raises(StartError, match="until the configuration changes"):
@@ -418,7 +418,7 @@ def test_a_row_waits_as_long_as_it_was_told_over_rounds(
     job = raw.job()
     batch = whole(raw, rows(range(40)), job=replace(job, policy=replace(job.policy, elapsed=1.0, results=results)))
 
-    batch.deliver()
+    batch.deliver_all()
 
     waited(times, waiting)
     receipts = raw.receipts()
@@ -434,14 +434,14 @@ def test_a_row_waits_as_long_as_it_was_told_over_restarts(raw: Tasks, server: Sc
     job = raw.job()
     job = replace(job, policy=replace(job.policy, elapsed=elapsed))
 
-    reports = task(job)(iter([rows(range(8))]))
+    reports = send_task(job)(iter([rows(range(8))]))
     while len(times) < 8:
         next(reports)
     time.sleep(1.5)  # the wait is written within a second
     reports.close()  # type: ignore[attr-defined] # as Spark ends a task
     for _ in range(2):
         raw.run(job, rows(range(4)))
-    whole(raw, rows(range(8)), job=job).deliver()
+    whole(raw, rows(range(8)), job=job).deliver_all()
 
     waited(times, {3, 5})
 
@@ -454,7 +454,7 @@ def test_rows_behind_one_that_waits_keep_their_order(raw: Tasks, server: Scripte
     job = replace(job, policy=replace(job.policy, elapsed=1.0))
     keys = [b"a" if offset in (3, 6) else b"b" for offset in range(8)]
 
-    whole(raw, rows(range(8), lanes=keys), job=job).deliver()
+    whole(raw, rows(range(8), lanes=keys), job=job).deliver_all()
 
     waited(times, {3})
     assert times[6][0] > times[3][1]
@@ -469,7 +469,7 @@ def test_no_row_waits_for_longer_than_the_reference_says(raw: Tasks, server: Scr
 
     sent = raw.run(raw.job(), rows([3]))
 
-    waits = KnownReceipts.of(raw.parts).waits
+    waits = KnownReceipts.from_parts(raw.parts).waits
     assert sent.counts["left"] == 1
     assert {row: round(until - began, -1) for row, until in waits.items()} == {("events", 0, 3): 3600}
     assert "an hour at most" in Path("docs/reference/rest.md").read_text()
@@ -511,6 +511,6 @@ def test_a_right_that_ends_stops_the_sink_although_others_were_taken(raw: Tasks,
     server.act = until
 
     with pytest.raises(StartError, match="403"):
-        whole(raw, rows(range(500)), job=raw.job(client={**CLIENT, "in_flight": 2})).deliver()
+        whole(raw, rows(range(500)), job=raw.job(client={**CLIENT, "in_flight": 2})).deliver_all()
 
     assert len(server.seen) <= 20 + 10 + 2

@@ -15,7 +15,7 @@ from router.delta.commit import StagedParts
 from router_rest.batch import OpenSink, admitted
 from router_rest.credentials import Credentials
 from router_rest.delivery.batcher import Call
-from router_rest.delivery.receipts import SCHEMA, Owner, Settled, receipts
+from router_rest.delivery.receipts import RECEIPT_SCHEMA, Owner, Settled, make_receipts
 from router_rest.rate_limit.protocol import Pace
 from router_rest.rate_limit.server import LeaseServer
 from router_rest.rate_limit.sliding_window import RateLimit
@@ -57,7 +57,7 @@ def sent(owner: Owner, ago: float, *, first: int, calls: int, rows: int = 1, att
         )
         for at in range(first, first + calls * rows, rows)
     ]
-    return receipts(owner, made)
+    return make_receipts(owner, made)
 
 
 def again(leases: LeaseServer, lake: Lake, folder: Path, **limits: Any) -> float:
@@ -81,7 +81,7 @@ def test_three_starts_within_an_hour_share_one_limit_of_an_hour(
     parts.write(sent(WINS, 600, first=0, calls=26))
     parts.write(sent(WINS, 300, first=100, calls=8, rows=3, attempts=3))
     if committed:
-        parts.commit(SCHEMA)
+        parts.commit(RECEIPT_SCHEMA)
 
     assert 2000 < again(leases, lake, tmp_path, limits=[{"calls": 50, "per": "hour"}]) < 3600
 
@@ -93,7 +93,7 @@ def test_a_limit_is_kept_after_a_failure_of_the_storage_at_the_start(
     """Without it one failed request to the storage lets the API have a second hour's calls within the hour."""
     parts = StagedParts(lake, "ops.receipts", "games:run/wins/rest", 6)
     parts.write(sent(WINS, 600, first=0, calls=50))
-    parts.commit(SCHEMA)
+    parts.commit(RECEIPT_SCHEMA)
 
     def fail(*arguments: Any) -> Any:
         raise OSError("the storage is unavailable")
@@ -112,7 +112,7 @@ def test_a_limit_knows_after_a_start_what_its_other_sinks_have_sent(
     """Without it two sinks that share an hour have two of them when one is idle after a start."""
     parts = StagedParts(lake, "ops.receipts", "games:run/losses/rest", 6)
     parts.write(sent(replace(WINS, route="losses"), 600, first=0, calls=50))
-    parts.commit(SCHEMA)
+    parts.commit(RECEIPT_SCHEMA)
 
     assert again(leases, lake, tmp_path, limits=HOUR) > 2000
 
@@ -123,14 +123,14 @@ def test_what_others_sent_and_what_is_long_ago_does_not_count(leases: LeaseServe
     parts.write(sent(replace(WINS, limit="another API"), 600, first=0, calls=50))
     parts.write(sent(WINS, 4000, first=0, calls=50))
     parts.write(sent(WINS, 60, first=0, calls=49))
-    parts.commit(SCHEMA)
+    parts.commit(RECEIPT_SCHEMA)
 
     assert again(leases, lake, tmp_path, limits=HOUR) <= 0
 
 
 def test_receipts_of_an_older_version_are_no_obstacle(leases: LeaseServer, lake: Lake, tmp_path: Path) -> None:
     """Without it a sink does not start after an upgrade."""
-    older = pa.schema([column for column in SCHEMA if not column.name.startswith("limit")])
+    older = pa.schema([column for column in RECEIPT_SCHEMA if not column.name.startswith("limit")])
     for batch in (6, 7):
         parts = StagedParts(lake, "ops.receipts", "games:run/wins/rest", batch)
         parts.write(sent(WINS, 600, first=0, calls=50).select(older.names))
@@ -163,7 +163,7 @@ def test_three_starts_within_an_hour_share_the_hour_of_each_account(
         finally:
             leases.stop()
         if start == 0:
-            parts.commit(SCHEMA)
+            parts.commit(RECEIPT_SCHEMA)
 
     arrived = Counter(accounts[at % 5] for at in api.rows("offset"))
     assert arrived == {"hot": 4, "cold": 3, None: 3}

@@ -18,7 +18,7 @@ from router.delta.commit import StagedParts
 from router.delta.lake import Lake
 from router_rest.delivery.batcher import Call
 from router_rest.delivery.receipts import (
-    UNREAD,
+    CALL_LOG_KEPT_SECONDS,
     CallLog,
     KnownReceipts,
     ReceiptWriter,
@@ -43,7 +43,7 @@ def test_a_part_that_waits_for_the_disk_is_written_when_the_task_ends(parts: Sta
     async def story() -> None:
         journal = ReceiptWriter(parts, OWNER)
         journal._thread.submit(busy.wait, 30)
-        journal.settle(Settled(Call("events", 0, [7], [b"{}"]), "delivered", 0.0))
+        journal.add_receipt(Settled(Call("events", 0, [7], [b"{}"]), "delivered", 0.0))
         flushing = asyncio.create_task(journal.flush())
         await asyncio.sleep(0)
         while journal._settled:
@@ -52,11 +52,11 @@ def test_a_part_that_waits_for_the_disk_is_written_when_the_task_ends(parts: Sta
         asyncio.get_running_loop().call_later(0.1, busy.set)
         with pytest.raises(asyncio.CancelledError):
             await flushing
-        await journal.end([])
+        await journal.write_last([])
 
     asyncio.run(story())
 
-    assert not KnownReceipts.of(parts).open(("events", 0), [7]).any()
+    assert not KnownReceipts.from_parts(parts).find_open(("events", 0), [7]).any()
 
 
 PLACE = ("events", 0)
@@ -70,11 +70,11 @@ from tests.rest.tasks import OWNER
 
 async def story():
     journal = ReceiptWriter(StagedParts(Lake.at(sys.argv[1]), "ops.receipts", "games:run/wins/rest", 0), OWNER)
-    await journal.reserve([("events", 0, 0, 99)])
+    await journal.reserve_ranges([("events", 0, 0, 99)])
     calls = [Call("events", 0, [at, at + 2], [b"{}"] * 2) for at in (10, 20, 30)]
     for call in calls:
-        journal.begin(call)
-    journal.settle(Settled(calls[1], "delivered", 0.0))
+        journal.begin_call(call)
+    journal.add_receipt(Settled(calls[1], "delivered", 0.0))
     await journal.flush()
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -91,12 +91,16 @@ def test_of_an_attempt_that_was_killed_only_calls_that_had_begun_are_in_doubt(
     killed = subprocess.run([sys.executable, "-c", KILLED, parts.lake.root], check=False)
     assert killed.returncode == -9
 
-    assert KnownReceipts.of(parts).in_doubt(PLACE, range(100)) == {10, 12, 30, 32}
+    assert KnownReceipts.from_parts(parts).in_doubt(PLACE, range(100)) == {10, 12, 30, 32}
     (log,) = tmp_path.glob("event-router-*")
     log.write_bytes(log.read_bytes()[:-2])
-    assert KnownReceipts.of(parts).in_doubt(PLACE, range(100)) == {*range(100)}, "what is broken off says nothing"
+    assert KnownReceipts.from_parts(parts).in_doubt(PLACE, range(100)) == {*range(100)}, (
+        "what is broken off says nothing"
+    )
     log.unlink()
-    assert KnownReceipts.of(parts).in_doubt(PLACE, range(100)) == {*range(100)}, "another machine has another log"
+    assert KnownReceipts.from_parts(parts).in_doubt(PLACE, range(100)) == {*range(100)}, (
+        "another machine has another log"
+    )
 
 
 def test_logs_of_killed_attempts_are_gone_once_their_batch_is_done(
@@ -108,7 +112,7 @@ def test_logs_of_killed_attempts_are_gone_once_their_batch_is_done(
     def killed_attempt(parts: StagedParts) -> Path:
         before = {*tmp_path.iterdir()}
         killed = ReceiptWriter(parts, OWNER)
-        asyncio.run(killed.reserve([(*PLACE, 0, 9)]))
+        asyncio.run(killed.reserve_ranges([(*PLACE, 0, 9)]))
         killed.close(keep=True)
         (log,) = {*tmp_path.iterdir()} - before - {tmp_path / "lake"}
         return log
@@ -116,13 +120,13 @@ def test_logs_of_killed_attempts_are_gone_once_their_batch_is_done(
     of_this_batch = [killed_attempt(parts), killed_attempt(parts)]
     of_another_batch = killed_attempt(replace(parts, batch=1))
     still_written = ReceiptWriter(parts, OWNER)
-    asyncio.run(still_written.reserve([(*PLACE, 10, 19)]))
+    asyncio.run(still_written.reserve_ranges([(*PLACE, 10, 19)]))
 
     remove_call_logs(parts)
 
     assert not any(log.exists() for log in of_this_batch)
     assert of_another_batch.exists()
-    assert CallLog.read(of_another_batch.name[-36:]) == [], "no call had begun"
+    assert CallLog.read_ranges(of_another_batch.name[-36:]) == [], "no call had begun"
     assert len([*tmp_path.glob("event-router-*")]) == 2
     still_written.close(keep=False)
     assert [*tmp_path.glob("event-router-*")] == [of_another_batch]
@@ -134,18 +138,18 @@ def test_a_batch_of_another_lake_keeps_the_logs_of_sinks_with_the_same_name(
     """Without it two routers on one machine remove each other's logs, and a kill puts all reserved rows in doubt."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     killed = ReceiptWriter(parts, OWNER)
-    asyncio.run(killed.reserve([(*PLACE, 0, 9)]))
-    killed.begin(Call(*PLACE, [5], [b"{}"]))
+    asyncio.run(killed.reserve_ranges([(*PLACE, 0, 9)]))
+    killed.begin_call(Call(*PLACE, [5], [b"{}"]))
     killed.close(keep=True)
 
     elsewhere = StagedParts(Lake.at(str(tmp_path / "elsewhere")), "ops.receipts", parts.owner, 1)
     for batch in (0, 1):
         neighbour = ReceiptWriter(replace(elsewhere, batch=batch), replace(OWNER, batch=batch))
-        asyncio.run(neighbour.reserve([(*PLACE, 0, 9)]))
-        asyncio.run(neighbour.end([]))
+        asyncio.run(neighbour.reserve_ranges([(*PLACE, 0, 9)]))
+        asyncio.run(neighbour.write_last([]))
         remove_call_logs(neighbour.parts)
 
-    assert KnownReceipts.of(parts).in_doubt(PLACE, range(10)) == {5}
+    assert KnownReceipts.from_parts(parts).in_doubt(PLACE, range(10)) == {5}
 
 
 def test_logs_that_nobody_will_read_are_removed_by_the_next_task(
@@ -159,11 +163,11 @@ def test_logs_that_nobody_will_read_are_removed_by_the_next_task(
     for attempt in attempts:
         CallLog(attempt).close(keep=True)
     old, recent = (next(tmp_path.glob(f"*{attempt}")) for attempt in attempts)
-    last_week = time.time() - UNREAD - 60
+    last_week = time.time() - CALL_LOG_KEPT_SECONDS - 60
     os.utime(old, (last_week, last_week))
 
     next_task = ReceiptWriter(parts, OWNER)
-    asyncio.run(next_task.reserve([(*PLACE, 0, 9)]))
+    asyncio.run(next_task.reserve_ranges([(*PLACE, 0, 9)]))
     next_task.close(keep=False)
 
     assert [*tmp_path.glob("event-router-*")] == [recent]
@@ -172,14 +176,14 @@ def test_logs_that_nobody_will_read_are_removed_by_the_next_task(
 def test_an_attempt_that_may_still_send_puts_all_that_it_reserved_in_doubt(parts: StagedParts) -> None:
     """Without it a worker that lives on beside its successor sends rows, and nobody marks them."""
     journal = ReceiptWriter(parts, OWNER)
-    asyncio.run(journal.reserve([(*PLACE, 5, 9)]))
-    journal.begin(Call(*PLACE, [5], [b"{}"]))
+    asyncio.run(journal.reserve_ranges([(*PLACE, 5, 9)]))
+    journal.begin_call(Call(*PLACE, [5], [b"{}"]))
     attempt = journal.attempt
 
-    assert CallLog.read(attempt) is None
-    assert KnownReceipts.of(parts).in_doubt(PLACE, range(20)) == {*range(5, 10)}
-    asyncio.run(journal.end([]))
-    assert not KnownReceipts.of(parts).in_doubt(PLACE, range(20))
+    assert CallLog.read_ranges(attempt) is None
+    assert KnownReceipts.from_parts(parts).in_doubt(PLACE, range(20)) == {*range(5, 10)}
+    asyncio.run(journal.write_last([]))
+    assert not KnownReceipts.from_parts(parts).in_doubt(PLACE, range(20))
 
 
 def test_a_full_disk_is_no_obstacle(parts: StagedParts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,12 +193,12 @@ def test_a_full_disk_is_no_obstacle(parts: StagedParts, monkeypatch: pytest.Monk
         raise OSError(28, "No space left on device")
 
     journal = ReceiptWriter(parts, OWNER)
-    asyncio.run(journal.reserve([(*PLACE, 0, 3)]))
+    asyncio.run(journal.reserve_ranges([(*PLACE, 0, 3)]))
     with monkeypatch.context() as patch:
-        patch.setattr(CallLog, "begin", full)
-        journal.begin(Call(*PLACE, [0], [b"{}"]))
-    asyncio.run(journal.reserve([(*PLACE, 4, 7)]))
-    journal.begin(Call(*PLACE, [4], [b"{}"]))
+        patch.setattr(CallLog, "note_call", full)
+        journal.begin_call(Call(*PLACE, [0], [b"{}"]))
+    asyncio.run(journal.reserve_ranges([(*PLACE, 4, 7)]))
+    journal.begin_call(Call(*PLACE, [4], [b"{}"]))
     journal.close()
 
-    assert KnownReceipts.of(parts).in_doubt(PLACE, range(20)) == {*range(8)}
+    assert KnownReceipts.from_parts(parts).in_doubt(PLACE, range(20)) == {*range(8)}

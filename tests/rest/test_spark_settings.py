@@ -13,7 +13,7 @@ import pytest
 from router import StartError
 from router_demo.api import Api
 from router_rest.batch import KILL, SILENT, check_spark
-from router_rest.delivery.worker import task
+from router_rest.delivery.worker import send_task
 from tests.rest.tasks import CLIENT, rows, tasks
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def test_spark_hears_of_a_task_that_waits(lake: Lake) -> None:
         def work() -> None:
             with os.fdopen(writing, "wb", 65536) as out:  # as Spark's worker writes
                 writer = None
-                for report in task(job)(iter([rows(range(3))])):
+                for report in send_task(job)(iter([rows(range(3))])):
                     writer = writer or pa.RecordBatchStreamWriter(out, report.schema)
                     writer.write_batch(report)
 

@@ -169,7 +169,7 @@ def test_what_comes_without_an_answer_is_in_doubt(sending: Tasks) -> None:
 @pytest.mark.parametrize("how", ["silent", "drip"])
 def test_a_sink_that_stops_waits_briefly_for_answers(sending: Tasks, monkeypatch: pytest.MonkeyPatch, how: How) -> None:
     """Without it Ctrl-C ends a run only after the longest time that a call may take."""
-    monkeypatch.setattr(worker, "LAST_ANSWERS", 0.2)
+    monkeypatch.setattr(worker, "LAST_ANSWERS_SECONDS", 0.2)
     sending.api.play(failures=[Failure(how=how)])
     stop = threading.Event()
     patient = {**CLIENT, "read": 900.0, "total": 900.0}  # longer than a test may take
@@ -222,7 +222,7 @@ def test_the_key_keeps_an_api_from_taking_a_call_twice(sending: Tasks) -> None:
 def test_rows_of_a_task_of_which_nothing_more_is_known_are_in_doubt(sending: Tasks) -> None:
     """Without it rows that were in flight when a worker died arrive twice, and nobody knows."""
     crashed = ReceiptWriter(sending.parts, OWNER)
-    asyncio.run(crashed.reserve([("events", 0, 10, 29)]))
+    asyncio.run(crashed.reserve_ranges([("events", 0, 10, 29)]))
 
     sent = sending.run(sending.job(cut=CallSize(rows=7)), rows(range(50)))
 

@@ -29,7 +29,7 @@ from router_rest.delivery.answer import (
     row_action,
     row_reason,
 )
-from router_rest.delivery.receipts import EVERY, Settled
+from router_rest.delivery.receipts import PART_PAUSE_SECONDS, Settled
 from router_rest.http_client.response import InDoubt, Unsent
 from router_rest.rate_limit.client import HeldToken, LeaseEnded
 
@@ -344,7 +344,9 @@ class Delivery:
             attempt = await self._send_once(call, body, key)
         if attempt.action is Action.LOGIN:
             attempt.action = Action.AGAIN
-        if attempt.pause and attempt.pause > EVERY:  # a shorter one is over before another attempt could read of it
+        if (
+            attempt.pause and attempt.pause > PART_PAUSE_SECONDS
+        ):  # a shorter one is over before another attempt could read of it
             self.waits += [
                 (call.topic, call.partition, offset, self.clock() + attempt.pause) for offset in call.offsets
             ]

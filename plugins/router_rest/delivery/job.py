@@ -1,7 +1,7 @@
 """Send a batch: run Spark jobs until every row has a receipt, or has waited for too long and is parked.
 
-Runs on the driver, except for `park`. The outcome of a batch is counted by its receipts, in however many attempts they
-were written.
+Runs on the driver, except for `park_task`. The outcome of a batch is counted by its receipts, in however many attempts
+they were written.
 """
 
 from __future__ import annotations
@@ -19,9 +19,17 @@ from router import Outcome, StartError
 from router_encoders.outbox_rows import bounded_batches
 from router_rest.delivery.batcher import TOLD_TO_WAIT, Batcher, Call
 from router_rest.delivery.call import MAX_UNREAD_ANSWERS
-from router_rest.delivery.partitioner import Extent, PartitionPlan, plan
-from router_rest.delivery.receipts import PLACES, SCHEMA, KnownReceipts, Settled, ranges_in, receipts, remove_call_logs
-from router_rest.delivery.worker import REPORT, task
+from router_rest.delivery.partitioner import Extent, PartitionPlan, make_plan
+from router_rest.delivery.receipts import (
+    PLACE_COLUMNS,
+    RECEIPT_SCHEMA,
+    KnownReceipts,
+    Settled,
+    make_receipts,
+    ranges_in,
+    remove_call_logs,
+)
+from router_rest.delivery.worker import REPORT_DDL, send_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -61,7 +69,7 @@ class OutageClock:
     def __post_init__(self) -> None:
         self._moved = self.clock()
 
-    def heard(self, tried: Sequence[Tried], *, moved: bool, alone: bool = False) -> None:
+    def on_result(self, tried: Sequence[Tried], *, moved: bool, alone: bool = False) -> None:
         """Note the result of a job: whether any row got its receipt, and the calls that were tried in vain."""
         now = self.clock()
         before = self._tried
@@ -74,16 +82,16 @@ class OutageClock:
         if moved:
             self._moved = now
 
-    def forget(self) -> None:
+    def forget_calls(self) -> None:
         """Forget all calls: those that were left have been parked."""
         self._tried = {}
 
     @property
-    def away(self) -> float:
+    def seconds_away(self) -> float:
         """Return the seconds since the API took a row; since the beginning where it has taken none."""
         return self.clock() - self._moved
 
-    def stuck(self, seconds: float) -> list[Range]:
+    def overdue_ranges(self, seconds: float) -> list[Range]:
         """Return the rows of calls that have been tried in vain for more than so many seconds."""
         now = self.clock()
         ranges: list[Range] = []
@@ -92,7 +100,7 @@ class OutageClock:
                 ranges += rows
         return ranges
 
-    def odd(self, rounds: int) -> list[Range]:
+    def failed_ranges(self, rounds: int) -> list[Range]:
         """Return the rows of calls that have failed in so many rounds."""
         ranges: list[Range] = []
         for _, rows, failed in self._tried.values():
@@ -101,11 +109,11 @@ class OutageClock:
         return ranges
 
 
-COUNTED = "rows bigint"
+PARKED_ROWS_DDL = "rows bigint"
 """What tasks that park rows return: how many rows got a receipt."""
 
 
-def park(
+def park_task(
     job: TaskJob, reason: str, only: Sequence[Range] | None = None, *, status: Status = "parked"
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function of a task that parks rows without a receipt, for mapInArrow. Needs `batcher.TASK_COLUMNS`.
@@ -114,20 +122,20 @@ def park(
     `only`: the ranges of the rows to park; None: all. They are dead instead of parked if `status` is dead.
     """
 
-    def parked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        earlier_receipts = KnownReceipts.of(job.parts)
+    def park_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        earlier_receipts = KnownReceipts.from_parts(job.parts)
         batcher = Batcher(job.cut)
         for rows in batches:
             calls: list[Call] = []
             for row in job.reader.read_rows(rows):
-                calls += _calls(batcher, row)
-            yield _park_calls(job, earlier_receipts, _among(calls, only), reason, status)
-        yield _park_calls(job, earlier_receipts, _among(batcher.flush_calls(), only), reason, status)
+                calls += _calls_of_row(batcher, row)
+            yield _park_calls(job, earlier_receipts, _select_rows(calls, only), reason, status)
+        yield _park_calls(job, earlier_receipts, _select_rows(batcher.flush_calls(), only), reason, status)
 
-    return parked
+    return park_rows
 
 
-def _among(calls: Iterable[Call], only: Sequence[Range] | None) -> Iterator[Call]:
+def _select_rows(calls: Iterable[Call], only: Sequence[Range] | None) -> Iterator[Call]:
     """Yield calls with those of their rows that are in one of the ranges."""
     for call in calls:
         if only is None:
@@ -140,7 +148,7 @@ def _among(calls: Iterable[Call], only: Sequence[Range] | None) -> Iterator[Call
         yield call.select_rows(sorted(positions))
 
 
-def _calls(batcher: Batcher, row: TakenRow) -> Iterable[Call]:
+def _calls_of_row(batcher: Batcher, row: TakenRow) -> Iterable[Call]:
     if row.why is None:
         return batcher.add_row(*row[:6])
     return (Call.of_unsendable(row.place),)
@@ -151,16 +159,16 @@ def _park_calls(
 ) -> pa.RecordBatch:
     settled = []
     for call in calls:
-        without_receipt = known.rest(call)
+        without_receipt = known.open_rows(call)
         if len(without_receipt):
-            settled.append(_settled(job, without_receipt, reason, status))
-    table = receipts(job.owner, settled)
+            settled.append(_settle_parked(job, without_receipt, reason, status))
+    table = make_receipts(job.owner, settled)
     if table.num_rows:
         job.parts.write(table)
     return pa.RecordBatch.from_pydict({"rows": [table.num_rows]}, pa.schema([("rows", pa.int64())]))
 
 
-def _settled(job: TaskJob, call: Call, reason: str, status: Status) -> Settled:
+def _settle_parked(job: TaskJob, call: Call, reason: str, status: Status) -> Settled:
     """Return the parked rows of a call; drop their values, which are not needed any more."""
     if call.rows == [b""]:  # no call can be made of it
         return Settled(call, status, time.time(), reason=reason)
@@ -171,15 +179,15 @@ def _settled(job: TaskJob, call: Call, reason: str, status: Status) -> Settled:
 
 
 log = logging.getLogger("router")
-DEAD_AT_LEAST = 10
+MIN_ALLOWED_DEAD_ROWS = 10
 """Rows of a batch that may be refused in any case: one refused row of three does not mean a wrong configuration."""
-SHORTEST = 0.5
+MIN_JOB_PAUSE_SECONDS = 0.5
 """Seconds between two jobs of one batch."""
-LONGEST = 2.0
+MAX_LOOK_PAUSE_SECONDS = 2.0
 """Seconds after which the driver looks again whether the API may be called."""
-FIRST_ROUND, LONGEST_ROUND = 10.0, 300.0
+FIRST_ROUND_PAUSE_SECONDS, MAX_ROUND_PAUSE_SECONDS = 10.0, 300.0
 """Seconds before another round of calls that alone are left, at first and at most; the pause doubles."""
-SAID = 60.0
+LOG_PAUSE_SECONDS = 60.0
 """Seconds between two lines in the log about an API that is unavailable."""
 
 
@@ -201,7 +209,7 @@ class JobResult:
     unread: str = ""
 
     @classmethod
-    def of(cls, reports: pa.Table) -> JobResult:
+    def sum_reports(cls, reports: pa.Table) -> JobResult:
         """Add up the reports of tasks."""
         counts: dict[str, int] = {}
         texts: dict[str, str] = {}
@@ -218,7 +226,7 @@ class JobResult:
                 why = row["why"] or why
                 if row["answered"]:
                     answered += row["rows"]
-        refused = pa.Table.from_struct_array(reports.filter(dead)["receipt"].combine_chunks()).cast(SCHEMA)
+        refused = pa.Table.from_struct_array(reports.filter(dead)["receipt"].combine_chunks()).cast(RECEIPT_SCHEMA)
         return cls(
             counts,
             refused,
@@ -231,19 +239,19 @@ class JobResult:
         )
 
     @property
-    def left(self) -> int:
+    def rows_left(self) -> int:
         """Return the rows without a receipt."""
         return self.counts.get("left", 0)
 
     @property
-    def moved(self) -> bool:
+    def has_moved(self) -> bool:
         """Return whether any row got its receipt."""
         return bool(self.counts.get("delivered") or self.refused.num_rows)
 
     @property
-    def alone(self) -> bool:
+    def is_alone(self) -> bool:
         """Return whether nothing is left but calls that the API has answered, each for itself, and rows behind them."""
-        return not self.moved and 0 < self.answered == self.left - self.counts.get("behind", 0)
+        return not self.has_moved and 0 < self.answered == self.rows_left - self.counts.get("behind", 0)
 
 
 @dataclass
@@ -278,19 +286,19 @@ class BatchJob:
     @property
     def dead_at_most(self) -> int:
         """Return how many rows may be refused."""
-        return allowed(self.plan.rows, self.share)
+        return allowed_refusals(self.plan.rows, self.share)
 
     def run(self) -> Outcome:
         """Send all rows; return what became of them. Raises ConnectionError when stopped, StartError for a setting."""
-        self.deliver()
-        result = outcome(self.events, self.job.parts)
+        self.deliver_all()
+        result = outcome_of(self.events, self.job.parts)
         if self.job.responses is not None:
             self.job.responses.commit()
-        self.job.parts.commit(SCHEMA)
+        self.job.parts.commit(RECEIPT_SCHEMA)
         remove_call_logs(self.job.parts)
         return result
 
-    def deliver(self) -> None:
+    def deliver_all(self) -> None:
         """Send until every row has a receipt. Raises as `run` does."""
         for notes, _ in self.job.parts.read([]):
             if self.configuration and notes.get("stopped") == self.configuration:
@@ -298,36 +306,36 @@ class BatchJob:
         while rows_left := self.rows_left():
             if self.set_aside() >= rows_left:
                 break
-            if not self.wait_to_retry() and self.park() >= rows_left:
+            if not self.wait_to_retry() and self.park_overdue() >= rows_left:
                 break
         if self._unread and not self._any_status():
-            self._stop(self._unread)
+            self._stop_sending(self._unread)
 
     def rows_left(self) -> int:
         """Run the job once; return how many rows are left that may be delivered later."""
         with bounded_batches(self.events.sparkSession):
             # All reports at once: Spark would send everything again for a second look at them.
-            send = self.batch.guarded(task(self.job))
-            reports = self._placed().mapInArrow(send, REPORT).filter("kind != 'tick'")
-            result = JobResult.of(reports.toArrow())
+            send = self.batch.guarded(send_task(self.job))
+            reports = self._place_rows().mapInArrow(send, REPORT_DDL).filter("kind != 'tick'")
+            result = JobResult.sum_reports(reports.toArrow())
         self._unread = self._unread or result.unread
         if result.counts.get("unread", 0) >= MAX_UNREAD_ANSWERS and not self._any_status():
-            self._stop(result.unread)
-        if result.wrong and not (result.alone and self._any_status("delivered")):
+            self._stop_sending(result.unread)
+        if result.wrong and not (result.is_alone and self._any_status("delivered")):
             raise StartError(f"{self.limit} does not take calls: {result.wrong}")
         self._write_refused(result.refused)
         trusted = self.leases.may_set_aside(self.limit)
-        self.outage.heard(result.tried, moved=result.moved, alone=result.alone and trusted)
+        self.outage.on_result(result.tried, moved=result.has_moved, alone=result.is_alone and trusted)
         self._why = result.why
         # Another round is another delivery, if the API takes rows and answers in a form that cannot be read.
-        longer_pause = min(LONGEST_ROUND, max(FIRST_ROUND, 2 * self._pause))
-        self._pause = longer_pause if result.alone else 0.0
+        longer_pause = min(MAX_ROUND_PAUSE_SECONDS, max(FIRST_ROUND_PAUSE_SECONDS, 2 * self._pause))
+        self._pause = longer_pause if result.is_alone else 0.0
         if result.away == TOLD_TO_WAIT and not result.counts.get("calls"):
             # Nothing could be sent: the first row whose time comes begins the next round.
-            self._pause = min(KnownReceipts.of(self.job.parts).waits.values(), default=0.0) - time.time()
-        if result.left:
+            self._pause = min(KnownReceipts.from_parts(self.job.parts).waits.values(), default=0.0) - time.time()
+        if result.rows_left:
             self._log_waiting(result)
-        return result.left
+        return result.rows_left
 
     def wait_to_retry(self) -> bool:
         """Wait until it is worth starting another job; False when rows have waited for too long, and are to be parked.
@@ -338,23 +346,23 @@ class BatchJob:
         where `max_outage` says to fail, ConnectionError when the batch is stopped.
         """
         until = time.monotonic() + self._pause
-        seconds = SHORTEST
+        seconds = MIN_JOB_PAUSE_SECONDS
         while seconds > 0:
             # The driver looks again now and then: the stream may be stopped, or the API may be back.
-            if self.batch.stop.wait(min(max(seconds, SHORTEST), LONGEST)):
+            if self.batch.stop.wait(min(max(seconds, MIN_JOB_PAUSE_SECONDS), MAX_LOOK_PAUSE_SECONDS)):
                 raise ConnectionError(f"stopped while {self.limit} has not taken all rows of the batch")
             seconds = max(self.leases.outlook(self.limit).again, until - time.monotonic())
-            if self._overdue():
+            if self._has_overdue_rows():
                 return False
         return True
 
-    def _overdue(self) -> bool:
+    def _has_overdue_rows(self) -> bool:
         """Return whether rows are to be parked. Raises StartError if the stream is to stop for them."""
         limit = self.max_outage
         if limit is None or limit.then == "wait":
             return False
-        away = self.outage.away
-        stuck = self.outage.stuck(limit.after)
+        away = self.outage.seconds_away
+        stuck = self.outage.overdue_ranges(limit.after)
         if away <= limit.after and not stuck:
             return False
         if limit.then == "park":
@@ -363,59 +371,59 @@ class BatchJob:
         if away > limit.after:
             taken = f"nothing for {away:.0f} s"
         if stuck:
-            taken += f", but not {_named(stuck)}"
+            taken += f", but not {_name_ranges(stuck)}"
         raise StartError(f"{self.limit} has taken {taken}, and max_outage says to fail")
 
     def set_aside(self) -> int:
         """Give calls that have failed in too many rounds a receipt; return how many rows."""
-        only = self.outage.odd(self.rounds)
+        only = self.outage.failed_ranges(self.rounds)
         if not only:
             return 0
         self.leases.note_set_aside(self.limit)
         why = f"the API has not taken it in {self.rounds} rounds, though it answers: {self._why}"
         if self.odd == "dead":
             self._check_dead(sum(last - first + 1 for *_, first, last in only), why)
-        return self._park(why, only, self.odd)
+        return self._park_ranges(why, only, self.odd)
 
-    def park(self) -> int:
+    def park_overdue(self) -> int:
         """Give rows that have waited for too long a receipt; return how many."""
         assert self.max_outage is not None
         why = "the API has not taken it for longer than max_outage"
-        if self.outage.away > self.max_outage.after:
-            return self._park(why, None, "parked")
-        return self._park(why, self.outage.stuck(self.max_outage.after), "parked")
+        if self.outage.seconds_away > self.max_outage.after:
+            return self._park_ranges(why, None, "parked")
+        return self._park_ranges(why, self.outage.overdue_ranges(self.max_outage.after), "parked")
 
-    def _park(self, why: str, only: Sequence[Range] | None, status: Status) -> int:
-        write_receipts = self.batch.guarded(park(self.job, why, only, status=status))
-        parked = self._placed().mapInArrow(write_receipts, COUNTED)
+    def _park_ranges(self, why: str, only: Sequence[Range] | None, status: Status) -> int:
+        write_receipts = self.batch.guarded(park_task(self.job, why, only, status=status))
+        parked = self._place_rows().mapInArrow(write_receipts, PARKED_ROWS_DDL)
         with bounded_batches(self.events.sparkSession):
             rows: int = sum(row["rows"] for row in parked.collect())
         log.warning("%s: %d rows are %s: %s", self.batch.key, rows, status, why)
-        self.outage.forget()
+        self.outage.forget_calls()
         return rows
 
     def _any_status(self, *statuses: str) -> bool:
         """Return whether an answer of the batch has told what became of a row: one of `statuses`, or any."""
         wanted = {*(statuses or ("delivered", "dead"))}
-        return any(status in wanted for status in self._statuses())
+        return any(status in wanted for status in self._receipt_statuses())
 
-    def _statuses(self) -> Iterator[str]:
+    def _receipt_statuses(self) -> Iterator[str]:
         for _, rows in self.job.parts.read(["status"]):
             yield from rows.column("status").to_pylist()
 
-    def _stop(self, why: str) -> None:
+    def _stop_sending(self, why: str) -> None:
         """Record that nothing is sent again with this configuration, and raise a StartError."""
-        parked = sum(status == "parked" for status in self._statuses())
+        parked = sum(status == "parked" for status in self._receipt_statuses())
         text = (
             f"{self.limit} does not say what became of rows: {why}; nothing is sent until the configuration changes: "
             f"then the {parked} rows that were sent are parked, and `router replay` sends them"
         )
-        self.job.parts.write(receipts(self.job.owner, []), {"stopped": self.configuration, "why": text})
+        self.job.parts.write(make_receipts(self.job.owner, []), {"stopped": self.configuration, "why": text})
         raise StartError(text)
 
-    def _placed(self) -> DataFrame:
+    def _place_rows(self) -> DataFrame:
         """Return the rows of each task, in order; tasks encode them."""
-        key = self.plan.key()
+        key = self.plan.partition_key()
         if self.plan.tasks == 1:
             dealt = self.events.coalesce(1)
         elif key is None:
@@ -432,39 +440,39 @@ class BatchJob:
         self.job.parts.write(refused)
 
     def _check_dead(self, more: int, why: str) -> None:
-        dead = more + sum(status == "dead" for status in self._statuses())
+        dead = more + sum(status == "dead" for status in self._receipt_statuses())
         if dead > self.dead_at_most:
             raise StartError(f"{self.limit} refuses {dead} of {self.plan.rows} rows, such as: {why}")
 
     def _log_waiting(self, result: JobResult) -> None:
-        """Log why rows wait, once in SAID seconds at most."""
-        if time.monotonic() - self._said > SAID:
+        """Log why rows wait, once in LOG_PAUSE_SECONDS at most."""
+        if time.monotonic() - self._said > LOG_PAUSE_SECONDS:
             self._said = time.monotonic()
-            log.warning("%s: %d rows wait for %s: %s", self.batch.key, result.left, self.limit, result.away)
+            log.warning("%s: %d rows wait for %s: %s", self.batch.key, result.rows_left, self.limit, result.away)
 
 
-def _named(ranges: list[Range]) -> str:
+def _name_ranges(ranges: list[Range]) -> str:
     """Return where the first of some rows came from, for a message."""
     topic, partition, first, last = ranges[0]
     more = f" and {len(ranges) - 1} ranges more" if ranges[1:] else ""
     return f"offsets {first} to {last} of {topic}/{partition}{more}"
 
 
-def allowed(rows: int, share: float) -> int:
+def allowed_refusals(rows: int, share: float) -> int:
     """Return how many rows of a batch may be refused."""
-    return max(DEAD_AT_LEAST, int(rows * share))
+    return max(MIN_ALLOWED_DEAD_ROWS, int(rows * share))
 
 
-def planned(
+def load_or_make_plan(
     events: DataFrame, parts: Parts, cut: CallSize, owner: Owner, tasks: int, *, said: bool, whole: bool = False
 ) -> PartitionPlan:
     """Return the plan of a batch: the one it was begun with, else a new one, which is written down.
 
-    `said`, `whole`: as for `plan`. A new plan takes one Spark job, which counts the rows.
+    `said`, `whole`: as for `make_plan`. A new plan takes one Spark job, which counts the rows.
     """
     for notes, _ in parts.read([]):
         if "plan" in notes:
-            return PartitionPlan.read(notes["plan"])
+            return PartitionPlan.from_note(notes["plan"])
     # One task is enough: it only counts.
     extents = (
         events.select("_topic", "_partition", "_offset")
@@ -472,50 +480,50 @@ def planned(
         .groupBy("_topic", "_partition")
         .agg(F.min("_offset"), F.max("_offset"), F.count(F.lit(1)))
     )
-    new_plan = plan((Extent(*row) for row in extents.collect()), cut, tasks, said=said, whole=whole)
-    parts.write(receipts(owner, []), {"plan": new_plan.note()})
+    new_plan = make_plan((Extent(*row) for row in extents.collect()), cut, tasks, said=said, whole=whole)
+    parts.write(make_receipts(owner, []), {"plan": new_plan.to_note()})
     return new_plan
 
 
-RANKS = ("parked", "dead", "delivered")
+STATUS_RANKS = ("parked", "dead", "delivered")
 """Statuses, in rising order of rank: two attempts may have sent the same row at the same time."""
 
 
-def outcome(events: DataFrame, parts: Parts) -> Outcome:
+def outcome_of(events: DataFrame, parts: Parts) -> Outcome:
     """Return what the receipts of a batch say; `events` are its rows."""
-    rows = counted(parts)
+    rows = count_receipts(parts)
     ranks = rows.column("rank").to_pylist()
-    counts = {status: ranks.count(rank) for rank, status in enumerate(RANKS)}
+    counts = {status: ranks.count(rank) for rank, status in enumerate(STATUS_RANKS)}
     doubtful = pc.sum(rows.column("in_doubt").cast(pa.int64())).as_py() or 0
-    refused = _refused(events, rows) if counts["dead"] else None
+    refused = _refused_rows(events, rows) if counts["dead"] else None
     return Outcome(counts["delivered"], refused, parked=counts["parked"], in_doubt=doubtful)
 
 
-def counted(parts: Parts) -> pa.Table:
+def count_receipts(parts: Parts) -> pa.Table:
     """Return one row for each row with a receipt: its place, rank, reason, and whether it is in doubt."""
     read = []
-    for _, rows in parts.read([*PLACES, "status", "reason", "in_doubt"]):
+    for _, rows in parts.read([*PLACE_COLUMNS, "status", "reason", "in_doubt"]):
         if rows.num_rows:
             read.append(rows.replace_schema_metadata())
     if not read:
-        no_rows = {name: pa.array([]) for name in (*PLACES, "rank", "reason")}
+        no_rows = {name: pa.array([]) for name in (*PLACE_COLUMNS, "rank", "reason")}
         return pa.table({**no_rows, "in_doubt": pa.array([], pa.bool_())})
     whole = pa.concat_tables(read)
-    ranks = pc.index_in(whole.column("status"), value_set=pa.array(RANKS))
+    ranks = pc.index_in(whole.column("status"), value_set=pa.array(STATUS_RANKS))
     whole = whole.append_column("rank", ranks).append_column("times", pa.repeat(1, whole.num_rows))
-    by_row = whole.group_by([*PLACES]).aggregate(
+    by_row = whole.group_by([*PLACE_COLUMNS]).aggregate(
         [("rank", "max"), ("reason", "max"), ("in_doubt", "any"), ("times", "sum")]
     )
     # A row with two receipts was sent twice.
     doubt = pc.or_(by_row.column("in_doubt_any"), pc.greater(by_row.column("times_sum"), 1))
-    columns = {name: by_row.column(name) for name in PLACES}
+    columns = {name: by_row.column(name) for name in PLACE_COLUMNS}
     return pa.table({**columns, "rank": by_row["rank_max"], "reason": by_row["reason_max"], "in_doubt": doubt})
 
 
-def _refused(events: DataFrame, rows: pa.Table) -> DataFrame:
+def _refused_rows(events: DataFrame, rows: pa.Table) -> DataFrame:
     """Return the rows that are dead, whole, with the `reason`."""
-    dead = rows.filter(pc.equal(rows.column("rank"), RANKS.index("dead"))).select([*PLACES, "reason"])
-    names = [f"_of_{name}" for name in PLACES]
+    dead = rows.filter(pc.equal(rows.column("rank"), STATUS_RANKS.index("dead"))).select([*PLACE_COLUMNS, "reason"])
+    names = [f"_of_{name}" for name in PLACE_COLUMNS]
     reasons = events.sparkSession.createDataFrame(dead.rename_columns([*names, "reason"]))
-    same_row = [F.col(f"_{name}").eqNullSafe(F.col(f"_of_{name}")) for name in PLACES]
+    same_row = [F.col(f"_{name}").eqNullSafe(F.col(f"_of_{name}")) for name in PLACE_COLUMNS]
     return events.join(F.broadcast(reasons), same_row).drop(*names)

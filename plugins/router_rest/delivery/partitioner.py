@@ -11,15 +11,15 @@ from router_rest.delivery.batcher import CallSize
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-MOST_RANGES = 256
+MAX_RANGES = 256
 """Ranges that each row is compared with at most; where there would be more, source partitions are hashed to tasks."""
-LEAST_CALLS = 32
+MIN_CALLS_PER_TASK = 32
 """Calls that a task has at least, where the configuration says how many tasks there are."""
-WORTH_CALLS = 2000
+CALLS_WORTH_A_TASK = 2000
 """Calls that justify a task otherwise: one process sends them in about the time that Spark takes for a shuffle."""
-WORTH_ROWS = 50_000
+ROWS_WORTH_A_TASK = 50_000
 """Rows that justify a task, however few their calls are."""
-EVEN = 1.05
+MAX_TASK_SHARE = 1.05
 """The largest part of a task, in even shares: the one that ends last is alone, with its part of the calls in flight."""
 
 
@@ -55,34 +55,34 @@ class PartitionPlan:
     rows: int
     pieces: tuple[Piece, ...] = ()
 
-    def note(self) -> str:
+    def to_note(self) -> str:
         """Return this as the text of a note."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def read(cls, note: str) -> PartitionPlan:
+    def from_note(cls, note: str) -> PartitionPlan:
         """Return the plan of a note."""
         written = json.loads(note)
         pieces = tuple(Piece(*piece) for piece in written["pieces"])
-        return cls(_size(written["cut"]), written["tasks"], written["rows"], pieces)
+        return cls(_read_size(written["cut"]), written["tasks"], written["rows"], pieces)
 
-    def key(self) -> str | None:
+    def partition_key(self) -> str | None:
         """Return SQL for the number by whose hash Spark sends a row to its task; None: hash topic and partition."""
         if not self.pieces:
             return None
         keys = keys_of(self.tasks)
-        cases = [f"WHEN {_within(piece)} THEN {keys[piece.task]}" for piece in self.pieces]
+        cases = [f"WHEN {_range_condition(piece)} THEN {keys[piece.task]}" for piece in self.pieces]
         return f"CASE {' '.join(cases)} ELSE {keys[0]} END"
 
 
-def _size(written: dict[str, int]) -> CallSize:
+def _read_size(written: dict[str, int]) -> CallSize:
     """Return the size of calls in a note; a batch that was begun before an upgrade has `lanes` for `orders`."""
     if "lanes" in written:
         written["orders"] = written.pop("lanes")
     return CallSize(**written)
 
 
-def plan(
+def make_plan(
     extents: Iterable[Extent], cut: CallSize, tasks: int, *, said: bool = True, whole: bool = False
 ) -> PartitionPlan:
     """Return how rows are assigned to tasks: whole source partitions where they fit, the largest first.
@@ -94,11 +94,11 @@ def plan(
     extents = sorted(extents, key=lambda extent: (extent.topic or "", extent.partition))
     rows = sum(extent.rows for extent in extents)
     calls = rows // cut.rows
-    worth = calls // LEAST_CALLS
+    worth = calls // MIN_CALLS_PER_TASK
     if not said:
-        worth = max(calls // WORTH_CALLS, rows // WORTH_ROWS)
+        worth = max(calls // CALLS_WORTH_A_TASK, rows // ROWS_WORTH_A_TASK)
     tasks = max(1, min(tasks, worth))
-    if tasks == 1 or len(extents) > MOST_RANGES:
+    if tasks == 1 or len(extents) > MAX_RANGES:
         return PartitionPlan(cut, tasks, rows)
     # Partitions that stay whole have one task each at most.
     together = whole or cut.orders > 0
@@ -107,8 +107,8 @@ def plan(
     if tasks == 1:
         return PartitionPlan(cut, 1, rows)
     pieces, heaviest = _whole_partitions(extents, tasks)
-    if heaviest > EVEN * rows / tasks and not together:
-        pieces = _cut(extents, rows, tasks)
+    if heaviest > MAX_TASK_SHARE * rows / tasks and not together:
+        pieces = _cut_pieces(extents, rows, tasks)
     pieces.sort(key=lambda piece: (piece.topic or "", *piece[1:]))
     return PartitionPlan(cut, tasks, rows, tuple(pieces))
 
@@ -124,7 +124,7 @@ def _whole_partitions(extents: Sequence[Extent], tasks: int) -> tuple[list[Piece
     return pieces, max(load)
 
 
-def _cut(extents: Iterable[Extent], rows: int, tasks: int) -> list[Piece]:
+def _cut_pieces(extents: Iterable[Extent], rows: int, tasks: int) -> list[Piece]:
     """Return source partitions, one after the other, divided into as many parts of equal size as there are tasks.
 
     The number of rows in a range of offsets is not known; they count as evenly spread within a partition.
@@ -149,7 +149,7 @@ def _cut(extents: Iterable[Extent], rows: int, tasks: int) -> list[Piece]:
     return pieces
 
 
-def _within(piece: Piece) -> str:
+def _range_condition(piece: Piece) -> str:
     """Return SQL that is true for the rows of a range. The topic comes from data, so it is written as bytes."""
     topic = "NULL"
     if piece.topic is not None:
@@ -162,19 +162,19 @@ def keys_of(tasks: int) -> list[int]:
     number_of_task: dict[int, int] = {}
     number = 0
     while len(number_of_task) < tasks:
-        number_of_task.setdefault(_hash(number) % tasks, number)
+        number_of_task.setdefault(_spark_hash(number) % tasks, number)
         number += 1
     return [number_of_task[task] for task in range(tasks)]
 
 
-def _hash(number: int) -> int:
+def _spark_hash(number: int) -> int:
     """Return what Spark's `hash` is of an int column: Murmur3 (x86, 32 bits) of four bytes, with the seed 42."""
 
-    def mixed(value: int, left: int) -> int:
+    def mix_bits(value: int, left: int) -> int:
         return ((value << left) | (value >> (32 - left))) & 0xFFFFFFFF
 
-    scrambled = mixed(number * 0xCC9E2D51 & 0xFFFFFFFF, 15) * 0x1B873593 & 0xFFFFFFFF
-    value = (mixed(42 ^ scrambled, 13) * 5 + 0xE6546B64) & 0xFFFFFFFF
+    scrambled = mix_bits(number * 0xCC9E2D51 & 0xFFFFFFFF, 15) * 0x1B873593 & 0xFFFFFFFF
+    value = (mix_bits(42 ^ scrambled, 13) * 5 + 0xE6546B64) & 0xFFFFFFFF
     value ^= 4
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
         value = (value ^ (value >> shift)) * factor & 0xFFFFFFFF

@@ -51,7 +51,7 @@ Range: TypeAlias = "tuple[str | None, int, int, int]"
 """Topic, partition, first and last offset."""
 Status = Literal["delivered", "dead", "parked"]
 
-SCHEMA = pa.schema(
+RECEIPT_SCHEMA = pa.schema(
     [
         ("query", pa.string()),
         ("route", pa.string()),
@@ -82,17 +82,17 @@ was, where that is in doubt. `in_doubt`: the row may have arrived in an earlier 
 replay in which the row was sent again; it has no `batch_id` then. `limit_name` is the limit that the call
 counted under, `limit_key` the key in it, where each has its own.
 """
-DDL = (
+RECEIPT_DDL = (
     "query string, route string, sink string, batch_id bigint, topic string, partition int, offset bigint, "
     "status string, http_status int, attempts int, latency_ms double, response string, response_sha256 string, "
     "call_id string, idempotency_key string, reason string, at timestamp, in_doubt boolean, replay string, "
     "limit_name string, limit_key string"
 )
 """The same for Spark."""
-PLACES = ("topic", "partition", "offset")
-EXCERPT = 2048
+PLACE_COLUMNS = ("topic", "partition", "offset")
+RECEIPT_EXCERPT_BYTES = 2048
 """Bytes of a response that a receipt keeps."""
-LONGEST_REASON = 500
+MAX_REASON_CHARS = 500
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,8 @@ class Settled:
     reason: str | None = None
 
 
-def receipts(owner: Owner, settled: Sequence[Settled]) -> pa.Table:
-    """Return the receipts of rows: the columns of SCHEMA."""
+def make_receipts(owner: Owner, settled: Sequence[Settled]) -> pa.Table:
+    """Return the receipts of rows: the columns of RECEIPT_SCHEMA."""
     # What is the same for the rows of a call is made once for the call, and then taken for each of its rows.
     calls = pa.Table.from_pylist([_of_call(each) for each in settled], _CALL_SCHEMA)
     rows_of_calls = [len(each.call) for each in settled]
@@ -154,8 +154,8 @@ def receipts(owner: Owner, settled: Sequence[Settled]) -> pa.Table:
         "limit_name": owner.limit,
     }
     for name, value in of_owner.items():
-        columns[name] = pa.repeat(pa.scalar(value, SCHEMA.field(name).type), len(offsets))
-    return pa.Table.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+        columns[name] = pa.repeat(pa.scalar(value, RECEIPT_SCHEMA.field(name).type), len(offsets))
+    return pa.Table.from_arrays([columns[name] for name in RECEIPT_SCHEMA.names], schema=RECEIPT_SCHEMA)
 
 
 def _of_call(settled: Settled) -> dict[str, Any]:
@@ -169,21 +169,21 @@ def _of_call(settled: Settled) -> dict[str, Any]:
         "attempts": call.attempts,
         "call_id": settled.id,
         "idempotency_key": settled.key,
-        "reason": settled.reason and settled.reason[:LONGEST_REASON],
+        "reason": settled.reason and settled.reason[:MAX_REASON_CHARS],
         "at": int(settled.at * 1_000_000),
         "limit_key": call.limit or None,
     }
     if settled.seconds is not None:
         receipt["latency_ms"] = settled.seconds * 1000
     if settled.response:
-        receipt["response"] = settled.response[:EXCERPT].decode(errors="replace")
+        receipt["response"] = settled.response[:RECEIPT_EXCERPT_BYTES].decode(errors="replace")
         receipt["response_sha256"] = hashlib.sha256(settled.response).hexdigest()
     return receipt
 
 
 _CALL_SCHEMA = pa.schema(
     [
-        SCHEMA.field(name)
+        RECEIPT_SCHEMA.field(name)
         for name in (
             *("topic", "partition", "status", "http_status", "attempts", "latency_ms", "response", "response_sha256"),
             *("call_id", "idempotency_key", "reason", "at", "limit_key"),
@@ -205,15 +205,15 @@ class KnownReceipts:
     waits: Mapping[tuple[str | None, int, int], float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, parts: Parts) -> KnownReceipts:
+    def from_parts(cls, parts: Parts) -> KnownReceipts:
         """Read what earlier attempts at the batch left."""
         done: dict[Place, list[Any]] = {}
         reserved: dict[str, list[Range]] = {}
         ended: set[str] = set()
         doubtful: dict[Place, list[tuple[int, int]]] = {}
         waits: dict[tuple[str | None, int, int], float] = {}
-        for notes, rows in parts.read(PLACES):
-            _collect(rows, done)
+        for notes, rows in parts.read(PLACE_COLUMNS):
+            _collect_offsets(rows, done)
             reserved.setdefault(notes.get("attempt", ""), []).extend(ranges_in(notes.get("reserved")))
             for *row, until in json.loads(notes.get("waits", "[]")):
                 # Much longer than the longest pause: the clock was set back. Those of two machines differ a little.
@@ -221,28 +221,28 @@ class KnownReceipts:
                     waits[tuple(row)] = until
             if "ended" in notes:
                 ended.add(notes["attempt"])
-                _spread(ranges_in(notes.get("doubtful")), doubtful)
+                _group_ranges(ranges_in(notes.get("doubtful")), doubtful)
         offsets_done = {place: np.unique(np.concatenate(offsets)) for place, offsets in done.items()}
         for attempt, ranges in reserved.items():
             if not ranges or attempt in ended:
                 continue
             # Of an attempt that was cut off its log says which calls went out; without it all may have.
-            begun = CallLog.read(attempt)
-            _spread(ranges if begun is None else _without(offsets_done, begun), doubtful)
-        return cls(offsets_done, {place: _merged(ranges) for place, ranges in doubtful.items()}, waits)
+            begun = CallLog.read_ranges(attempt)
+            _group_ranges(ranges if begun is None else _subtract_done(offsets_done, begun), doubtful)
+        return cls(offsets_done, {place: _merge_ranges(ranges) for place, ranges in doubtful.items()}, waits)
 
-    def open(self, place: Place, offsets: Any) -> Any:
+    def find_open(self, place: Place, offsets: Any) -> Any:
         """Return, for each offset of a source partition, whether the row has no receipt."""
         done = self.done.get(place)
         if done is None:
             return np.ones(len(offsets), bool)
         return ~np.isin(offsets, done, kind="sort")
 
-    def rest(self, call: Call) -> Call:
+    def open_rows(self, call: Call) -> Call:
         """Return a call of the rows without a receipt, with those that may have arrived, and whether it is held."""
         place = call.topic, call.partition
         if place in self.done:
-            open_positions = np.flatnonzero(self.open(place, call.offsets)).tolist()
+            open_positions = np.flatnonzero(self.find_open(place, call.offsets)).tolist()
             if len(open_positions) < len(call):
                 call = call.select_rows(open_positions)
         if place in self.doubtful:
@@ -286,12 +286,12 @@ def ranges_in(note: str | None) -> list[Range]:
     return [tuple(written) for written in json.loads(note or "[]")]
 
 
-def _spread(ranges: Iterable[Range], into: dict[Place, list[tuple[int, int]]]) -> None:
+def _group_ranges(ranges: Iterable[Range], into: dict[Place, list[tuple[int, int]]]) -> None:
     for topic, partition, first, last in ranges:
         into.setdefault((topic, partition), []).append((first, last))
 
 
-def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return ranges in order, those that touch as one."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
@@ -302,16 +302,16 @@ def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def _without(done: Mapping[Place, Any], ranges: Iterable[Range]) -> Iterator[Range]:
+def _subtract_done(done: Mapping[Place, Any], ranges: Iterable[Range]) -> Iterator[Range]:
     """Yield ranges without the rows that have a receipt."""
     spread: dict[Place, list[tuple[int, int]]] = {}
-    _spread(ranges, spread)
+    _group_ranges(ranges, spread)
     for place, ranges_of_place in spread.items():
         offsets = np.concatenate([np.arange(first, last + 1) for first, last in ranges_of_place])
         yield from ranges_of(place, np.setdiff1d(offsets, done.get(place, offsets[:0])).tolist())
 
 
-def _collect(rows: pa.Table, done: dict[Place, list[Any]]) -> None:
+def _collect_offsets(rows: pa.Table, done: dict[Place, list[Any]]) -> None:
     """Add the offsets of a part to those of their source partitions."""
     if not rows.num_rows:
         return
@@ -324,7 +324,7 @@ class CallLog:
 
     It is there until the attempt ends, and locked for as long as more may be written. The name has the machine's start
     in it, for what was not on disk before that is lost. Of an attempt that was killed it is there until the batch is
-    done: `remove_call_logs` removes it then. On another machine than the driver's it is there for UNREAD.
+    done: `remove_call_logs` removes it then. On other machines than the driver's it stays for CALL_LOG_KEPT_SECONDS.
     """
 
     def __init__(self, attempt: str) -> None:
@@ -332,7 +332,7 @@ class CallLog:
         self._file = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
         fcntl.flock(self._file, fcntl.LOCK_EX)
 
-    def begin(self, call: Call) -> None:
+    def note_call(self, call: Call) -> None:
         """Note a call that is about to be sent."""
         ranges = ranges_of((call.topic, call.partition), call.offsets)
         os.write(self._file, note_of(ranges).encode() + b"\n")
@@ -346,7 +346,7 @@ class CallLog:
             os.close(self._file)
 
     @staticmethod
-    def read(attempt: str) -> list[Range] | None:
+    def read_ranges(attempt: str) -> list[Range] | None:
         """Return the rows of the calls that an attempt has begun; None: it is not known, or not yet all of them."""
         ranges: list[Range] = []
         try:
@@ -359,7 +359,7 @@ class CallLog:
         return ranges
 
 
-_LOGS = "event-router-"
+_CALL_LOG_PREFIX = "event-router-"
 """How the names of call logs begin."""
 
 
@@ -369,10 +369,10 @@ def _log_folder() -> Path:
 
 def _log_prefix() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{_LOGS}{boot}-"
+    return f"{_CALL_LOG_PREFIX}{boot}-"
 
 
-UNREAD = 7 * 86_400.0
+CALL_LOG_KEPT_SECONDS = 7 * 86_400.0
 """Seconds after which a call log is not needed any more: its batch was sent again, or given up, long ago."""
 
 
@@ -391,10 +391,10 @@ def remove_call_logs(parts: Parts) -> None:
 
 
 def remove_old_call_logs() -> None:
-    """Remove the logs from before this machine's start, and those that were not read for UNREAD seconds."""
+    """Remove the logs from before this machine's start, and those that were not read for CALL_LOG_KEPT_SECONDS."""
     prefix = _log_prefix()
-    oldest = time.time() - UNREAD
-    for path in _log_folder().glob(f"{_LOGS}*"):
+    oldest = time.time() - CALL_LOG_KEPT_SECONDS
+    for path in _log_folder().glob(f"{_CALL_LOG_PREFIX}*"):
         with suppress(OSError):  # removed meanwhile
             if not path.name.startswith(prefix) or path.stat().st_mtime < oldest:
                 _remove_unless_written(path)
@@ -406,7 +406,7 @@ def _remove_unless_written(path: Path) -> None:
         path.unlink()
 
 
-EVERY = 1.0
+PART_PAUSE_SECONDS = 1.0
 """Seconds between two parts: calls that a killed worker sent since the last part are in doubt."""
 
 
@@ -434,12 +434,12 @@ class ReceiptWriter:
     _opened: bool = False
     _log: CallLog | None = None
 
-    def settle(self, settled: Settled) -> None:
+    def add_receipt(self, settled: Settled) -> None:
         """Note a receipt; it is written with the next part."""
         self._settled.append(settled)
         self.size += len(settled.response) + sum(map(len, settled.call.rows))
 
-    async def reserve(self, ranges: Iterable[Range]) -> None:
+    async def reserve_ranges(self, ranges: Iterable[Range]) -> None:
         """Write down that calls of these rows may be sent; they may be once this returns."""
         if not self._opened:
             self._opened = True
@@ -449,11 +449,11 @@ class ReceiptWriter:
         self._reserved.extend(ranges)
         await self.flush()
 
-    def begin(self, call: Call) -> None:
+    def begin_call(self, call: Call) -> None:
         """Note that a call is sent now."""
         try:
             if self._log is not None:
-                self._log.begin(call)
+                self._log.note_call(call)
         except OSError:  # the disk is full
             self.close(keep=False)
 
@@ -464,10 +464,10 @@ class ReceiptWriter:
         if log is not None:
             log.close(keep=keep)
 
-    async def keep(self) -> None:
+    async def keep_writing(self) -> None:
         """Write a part every second while there is something to write; ends by being cancelled."""
         while True:
-            await asyncio.sleep(EVERY)
+            await asyncio.sleep(PART_PAUSE_SECONDS)
             if self._settled or self.waits:
                 await self.flush()
 
@@ -481,10 +481,10 @@ class ReceiptWriter:
             self._reserved = []
             self.waits.clear()
             self.size = 0
-            self._measure(settled)
-            await self._write(settled, notes | more)
+            self._measure_rate(settled)
+            await self._write_part(settled, notes | more)
 
-    async def end(self, unsure: Iterable[tuple[str | None, int, Iterable[int]]]) -> None:
+    async def write_last(self, unsure: Iterable[tuple[str | None, int, Iterable[int]]]) -> None:
         """Write the last part, when all calls have ended; `unsure` are rows without a receipt that may have arrived."""
         ranges: list[Range] = []
         for topic, partition, offsets in unsure:
@@ -493,22 +493,22 @@ class ReceiptWriter:
         self._thread.shutdown()
         self.close(keep=False)
 
-    async def _write(self, settled: list[Settled], notes: dict[str, str]) -> None:
+    async def _write_part(self, settled: list[Settled], notes: dict[str, str]) -> None:
         """Write a part; when cancelled meanwhile, wait until it is written, or its receipts would be lost."""
-        writing = asyncio.get_running_loop().run_in_executor(self._thread, self._written, settled, notes)
+        writing = asyncio.get_running_loop().run_in_executor(self._thread, self._write_blocking, settled, notes)
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
             await writing
             raise
 
-    def _written(self, settled: list[Settled], notes: dict[str, str]) -> None:
+    def _write_blocking(self, settled: list[Settled], notes: dict[str, str]) -> None:
         if self.also is not None and settled:
             self.also(settled)
-        table: pa.Table = receipts(self.owner, settled)
+        table: pa.Table = make_receipts(self.owner, settled)
         self.parts.write(table, notes)
 
-    def _measure(self, settled: list[Settled]) -> None:
+    def _measure_rate(self, settled: list[Settled]) -> None:
         now = time.monotonic()
         rows = sum(len(each.call) for each in settled)
         self.rate = rows / max(now - self._last, 0.001)
@@ -534,12 +534,12 @@ class Responses:
         for each in settled:
             if each.status != "delivered":
                 continue
-            response = _json(each.response)
+            response = _as_json(each.response)
             for offset, row in zip(each.call.offsets, each.call.rows, strict=True):
                 rows.append(
                     {
                         "key": (each.id or "").encode(),
-                        "value": b'{"event":%b,"response":%b}' % (_json(row), response),
+                        "value": b'{"event":%b,"response":%b}' % (_as_json(row), response),
                         "topic": each.call.topic,
                         "partition": each.call.partition,
                         "offset": offset,
@@ -553,7 +553,7 @@ class Responses:
         self.parts.commit(RECORD_SCHEMA)
 
 
-def _json(text: bytes) -> bytes:
+def _as_json(text: bytes) -> bytes:
     """Return JSON as it is, and anything else as a JSON string."""
     try:
         msgspec.json.decode(text)

@@ -25,14 +25,14 @@ from router_rest.credentials import TaskLogin
 from router_rest.delivery.batcher import Batcher, Call, CallQueue, RowReader
 from router_rest.delivery.call import Delivery, RequestBuilder
 from router_rest.delivery.receipts import (
-    DDL,
-    SCHEMA,
+    RECEIPT_DDL,
+    RECEIPT_SCHEMA,
     KnownReceipts,
     ReceiptWriter,
     Settled,
+    make_receipts,
     note_of,
     ranges_of,
-    receipts,
 )
 from router_rest.http_client.client import HttpClient
 from router_rest.rate_limit.client import LeaseClient, LeaseEnded
@@ -50,50 +50,50 @@ if TYPE_CHECKING:
     from router_rest.delivery.receipts import Owner, Place, Range, Responses
     from router_rest.rate_limit.protocol import ServerAddress
 
-REPORT = f"kind string, rows bigint, text string, why string, answered boolean, receipt struct<{DDL}>"
+REPORT_DDL = f"kind string, rows bigint, text string, why string, answered boolean, receipt struct<{RECEIPT_DDL}>"
 """What tasks return: how many rows got a receipt (`delivered`, `parked`), had one (`known`), were `refused`, or are
 `left`; why they are (`away`; `wrong`: until a setting is changed), how many of them only wait for a call of their order
 that was tried (`behind`), how many answers say what became of no row, where all are so (`unread`); which calls were
 `tried` (`text` names their rows as the notes of receipts do, `why` says what the last attempt came to, `answered` that
 it did not fail for all calls alike), how many were begun (`calls`), and the receipt of every row that is `dead`, which
 is not written. A `tick` says nothing."""
-_COLUMNS = pa.schema(
+_REPORT_SCHEMA = pa.schema(
     [
         ("kind", pa.string()),
         ("rows", pa.int64()),
         ("text", pa.string()),
         ("why", pa.string()),
         ("answered", pa.bool_()),
-        ("receipt", pa.struct(list(SCHEMA))),
+        ("receipt", pa.struct(list(RECEIPT_SCHEMA))),
     ]
 )
-_TICK = 2.0
+_TICK_SECONDS = 2.0
 """Seconds between two signs of life for Spark, which a setting can make kill workers that are silent."""
-_BUFFER = int(os.environ.get("SPARK_BUFFER_SIZE", "65536"))
+_SPARK_BUFFER_BYTES = int(os.environ.get("SPARK_BUFFER_SIZE", "65536"))
 """Bytes that Spark's worker collects before it sends any: a smaller report could wait there for a minute."""
-_GARBAGE = 50_000, 50, 100
+_GC_THRESHOLDS = 50_000, 50, 100
 """Python's thresholds for garbage collection: with its default of 700 objects it would scan all waiting calls, over and
 over."""
 
 
-def task(job: TaskJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def send_task(job: TaskJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function of one task, for mapInArrow. Needs TASK_COLUMNS, in the order of the source."""
 
-    def post(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def send_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         keep_archives()
         feed = Feed()
-        running = threading.Thread(target=_run, args=(job, feed), name="calls", daemon=True)
+        running = threading.Thread(target=_run_thread, args=(job, feed), name="calls", daemon=True)
         running.start()
         try:
             with _seldom_collected():
                 for rows in batches:
-                    yield from feed.put(rows)
-                yield from feed.end()
+                    yield from feed.put_rows(rows)
+                yield from feed.end_rows()
         finally:
             feed.close()
             running.join()
 
-    return post
+    return send_rows
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def _seldom_collected() -> Iterator[None]:
     """Let Python collect garbage less often in a `with` block: this saves a tenth of the CPU time of small calls."""
     before = gc.get_threshold()
     gc.freeze()  # what a worker has imported stays
-    gc.set_threshold(*_GARBAGE)
+    gc.set_threshold(*_GC_THRESHOLDS)
     try:
         yield
     finally:
@@ -109,21 +109,21 @@ def _seldom_collected() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _run(job: TaskJob, feed: Feed) -> None:
+def _run_thread(job: TaskJob, feed: Feed) -> None:
     """Make the calls of a task, in a thread of its own."""
     try:
         with suppress(Broken):
-            run_with_precise_timers(_send(job, feed))
+            run_with_precise_timers(_send_batches(job, feed))
     except BaseException as error:
         feed.failed = error
     finally:
         feed.over.set()
 
 
-async def _send(job: TaskJob, feed: Feed) -> None:
+async def _send_batches(job: TaskJob, feed: Feed) -> None:
     feed.open()
-    sending = TaskWorker(job, KnownReceipts.of(job.parts), feed.report)
-    await sending.run(feed.batches())
+    sending = TaskWorker(job, KnownReceipts.from_parts(job.parts), feed.add_report)
+    await sending.run(feed.read_batches())
 
 
 class Broken(Exception):  # noqa: N818 - it says what happened
@@ -145,42 +145,42 @@ class Feed:
 
     # in Spark's thread
 
-    def put(self, rows: pa.RecordBatch | None) -> Iterator[pa.RecordBatch]:
+    def put_rows(self, rows: pa.RecordBatch | None) -> Iterator[pa.RecordBatch]:
         """Give rows to the loop once it has room; yield the reports it has made by then."""
-        while not self._room.acquire(timeout=_TICK) and not self.over.is_set():
-            yield from [*self._reported(), _tick()]
+        while not self._room.acquire(timeout=_TICK_SECONDS) and not self.over.is_set():
+            yield from [*self._take_reports(), _tick_report()]
         self._given.put(rows)
-        self._wake()
-        yield from self._reported()
-        self._raise()
+        self._wake_loop()
+        yield from self._take_reports()
+        self._raise_failure()
 
-    def end(self) -> Iterator[pa.RecordBatch]:
+    def end_rows(self) -> Iterator[pa.RecordBatch]:
         """Tell the loop that there are no more rows; yield what it reports until it is done."""
-        yield from self.put(None)
-        while not self.over.wait(_TICK):
-            yield from [*self._reported(), _tick()]
-        yield from self._reported()
-        self._raise()
+        yield from self.put_rows(None)
+        while not self.over.wait(_TICK_SECONDS):
+            yield from [*self._take_reports(), _tick_report()]
+        yield from self._take_reports()
+        self._raise_failure()
 
     def close(self) -> None:
         """Make the loop stop, unless it is done: Spark has closed the task. Calls in flight are in doubt."""
         self._closed.set()
         if not self.over.is_set():
-            self._wake()
+            self._wake_loop()
 
-    def _wake(self) -> None:
+    def _wake_loop(self) -> None:
         with suppress(RuntimeError):  # the loop has ended
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._there.set)
 
-    def _reported(self) -> list[pa.RecordBatch]:
+    def _take_reports(self) -> list[pa.RecordBatch]:
         reports = []
         with suppress(queue.Empty):
             while True:
                 reports.append(self._reports.get_nowait())
         return reports
 
-    def _raise(self) -> None:
+    def _raise_failure(self) -> None:
         if self.failed is not None:
             raise self.failed
 
@@ -190,7 +190,7 @@ class Feed:
         """Begin to listen."""
         self._loop = asyncio.get_running_loop()
 
-    async def batches(self) -> AsyncIterator[pa.RecordBatch]:
+    async def read_batches(self) -> AsyncIterator[pa.RecordBatch]:
         """Yield the record batches that are given, until the end; raise Broken when the task was closed before."""
         while True:
             self._there.clear()
@@ -204,18 +204,18 @@ class Feed:
                 yield rows
             await self._there.wait()
 
-    def report(self, found: list[dict[str, Any]]) -> None:
-        """Report rows of REPORT to Spark."""
-        self._reports.put(_report(found))
+    def add_report(self, found: list[dict[str, Any]]) -> None:
+        """Report rows of REPORT_DDL to Spark."""
+        self._reports.put(_make_report(found))
 
 
-def _tick() -> pa.RecordBatch:
+def _tick_report() -> pa.RecordBatch:
     """Return an empty report, so large that Spark's worker sends it, with those that wait before it, at once."""
-    return _report([{"kind": "tick", "text": " " * 2 * _BUFFER}])
+    return _make_report([{"kind": "tick", "text": " " * 2 * _SPARK_BUFFER_BYTES}])
 
 
-def _report(found: list[dict[str, Any]]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist(found, schema=_COLUMNS)
+def _make_report(found: list[dict[str, Any]]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(found, schema=_REPORT_SCHEMA)
 
 
 async def _end_with_lease(lease: LeaseClient, delivery: Delivery, client: HttpClient) -> None:
@@ -223,17 +223,17 @@ async def _end_with_lease(lease: LeaseClient, delivery: Delivery, client: HttpCl
     await lease.over.wait()
     delivery.stop_sending()
     await lease.stopped.wait()
-    await asyncio.sleep(LAST_ANSWERS)
+    await asyncio.sleep(LAST_ANSWERS_SECONDS)
     await client.close()
 
 
-LAST_ANSWERS = 4.0
+LAST_ANSWERS_SECONDS = 4.0
 """Seconds that a sink which stops waits for answers. With what Spark takes to stop a run ends within ten."""
-_AHEAD = 4
+_CALLS_AHEAD = 4
 """Calls that are cut ahead, and rows that are reserved at least, for each that can be in flight."""
-ENDED = "ended"
+ENDED_KIND = "ended"
 """The delivery has ended by itself: it says why when all calls that were in flight are answered."""
-_NAMED = 1000
+_MAX_NAMED_CALLS = 1000
 """Calls tried in vain whose rows a report names: the first so many."""
 
 
@@ -303,42 +303,42 @@ class Feeder:
     skipped: int = 0
     _reserved: int = field(default=0, init=False)
 
-    async def take(self, rows: pa.RecordBatch, *, send: bool) -> None:
+    async def take_rows(self, rows: pa.RecordBatch, *, send: bool) -> None:
         """Make calls of the rows of a record batch; without `send` only count the rows."""
-        parts = list(stretches(rows))
-        missing = [self.known.open(place, offsets) for place, offsets, _ in parts]
+        parts = list(split_stretches(rows))
+        missing = [self.known.find_open(place, offsets) for place, offsets, _ in parts]
         wanted = np.concatenate(missing) if missing else np.ones(0, bool)
         self.seen += rows.num_rows
         self.skipped += rows.num_rows - int(np.count_nonzero(wanted))
         if send:  # also rows with a receipt: where calls are cut must not depend on receipts
-            await self._cut(rows, parts, wanted)
+            await self._cut_calls(rows, parts, wanted)
 
-    async def end(self) -> None:
+    async def queue_rest(self) -> None:
         """Queue the calls that are not full: no more rows come."""
         for call in self.batcher.flush_calls():
-            await self._begin(call)
+            await self._queue_call(call)
 
-    async def _cut(self, rows: pa.RecordBatch, parts: Sequence[Stretch], wanted: Any) -> None:
+    async def _cut_calls(self, rows: pa.RecordBatch, parts: Sequence[Stretch], wanted: Any) -> None:
         self._reserved = 0
         for at, row in enumerate(self.reader.read_rows(rows)):
             if at >= self._reserved:
-                await self._reserve(at, rows.num_rows, parts)
+                await self._reserve_rows(at, rows.num_rows, parts)
             if row.why is not None:
                 if wanted[at]:
                     self.settle(Settled(Call.of_unsendable(row.place), "dead", time.time(), reason=row.why))
                 continue
             for call in self.batcher.add_row(*row[:6]):
-                if not await self._begin(call):
+                if not await self._queue_call(call):
                     return
 
-    async def _begin(self, call: Call) -> bool:
+    async def _queue_call(self, call: Call) -> bool:
         """Queue a call without its rows that have a receipt; False when nothing is sent any more."""
-        call = self.known.rest(call)
+        call = self.known.open_rows(call)
         if not len(call):
             return True
         return await self.queue.put(call) or not self.queue.over
 
-    async def _reserve(self, at: int, rows: int, parts: Iterable[Stretch]) -> None:
+    async def _reserve_rows(self, at: int, rows: int, parts: Iterable[Stretch]) -> None:
         """Write down which rows may go out next."""
         self._reserved = min(rows, at + max(self.chunk, int(self.receipts.rate * 1.5)))
         ranges: list[Range] = []
@@ -349,10 +349,10 @@ class Feeder:
                 # Not in order in a replay, where rows follow their former calls.
                 reserved = offsets[low - first : high - first]
                 ranges.append((*place, int(reserved.min()), int(reserved.max())))
-        await self.receipts.reserve(ranges)
+        await self.receipts.reserve_ranges(ranges)
 
 
-def stretches(rows: pa.RecordBatch) -> Iterator[Stretch]:
+def split_stretches(rows: pa.RecordBatch) -> Iterator[Stretch]:
     """Yield the rows of a record batch by source partition."""
     if not rows.num_rows:
         return
@@ -370,7 +370,7 @@ def stretches(rows: pa.RecordBatch) -> Iterator[Stretch]:
 
 @dataclass
 class TaskWorker:
-    """The delivery of one task's rows. `known`: what earlier attempts did; `report` takes rows of REPORT."""
+    """The delivery of one task's rows. `known`: what earlier attempts did; `report` takes rows of REPORT_DDL."""
 
     job: TaskJob
     known: KnownReceipts
@@ -383,7 +383,7 @@ class TaskWorker:
     def __post_init__(self) -> None:
         job = self.job
         times = 3 if job.form.body.compressed else 2
-        self._queue = CallQueue(job.in_flight * _AHEAD, job.bytes_in_flight, times, job.of_key)
+        self._queue = CallQueue(job.in_flight * _CALLS_AHEAD, job.bytes_in_flight, times, job.of_key)
         self._receipts = ReceiptWriter(job.parts, job.owner, job.responses)
         self._feeder = Feeder(
             Batcher(job.cut),
@@ -391,8 +391,8 @@ class TaskWorker:
             known=self.known,
             receipts=self._receipts,
             queue=self._queue,
-            chunk=job.in_flight * _AHEAD * job.cut.rows,
-            settle=self._settle,
+            chunk=job.in_flight * _CALLS_AHEAD * job.cut.rows,
+            settle=self._settle_rows,
         )
 
     async def run(self, batches: AsyncIterator[pa.RecordBatch]) -> None:
@@ -411,18 +411,18 @@ class TaskWorker:
                 lease,
                 login,
                 self.job.owner.name.encode(),
-                self._settle,
-                admitted=self._admitted,
+                self._settle_rows,
+                admitted=self._on_admitted,
                 waits=self._receipts.waits,
             )
             cutting = asyncio.create_task(_end_with_lease(lease, self._delivery, client))
             try:
-                await self._deliver(batches)
+                await self._deliver_batches(batches)
             finally:
                 cutting.cancel()
         except (LeaseEnded, LookupError, StartError) as error:  # before anything was sent
-            self._end("wrong" if isinstance(error, StartError) else "away", str(error))
-            await self._feed(batches)
+            self._stop_sending("wrong" if isinstance(error, StartError) else "away", str(error))
+            await self._feed_batches(batches)
         finally:
             if client is not None:
                 await client.close()
@@ -431,13 +431,13 @@ class TaskWorker:
             self._receipts.close()
         self._report_counts()
 
-    async def _deliver(self, batches: AsyncIterator[pa.RecordBatch]) -> None:
-        keeping = asyncio.create_task(self._receipts.keep())
-        workers = [asyncio.create_task(self._work()) for _ in range(self.job.in_flight)]
+    async def _deliver_batches(self, batches: AsyncIterator[pa.RecordBatch]) -> None:
+        keeping = asyncio.create_task(self._receipts.keep_writing())
+        workers = [asyncio.create_task(self._deliver_queued()) for _ in range(self.job.in_flight)]
         for coroutine in (keeping, *workers):
             coroutine.add_done_callback(self._stop_on_failure)
         try:
-            await self._feed(batches)
+            await self._feed_batches(batches)
             await asyncio.gather(*workers)
         finally:
             for coroutine in (keeping, *workers):
@@ -445,17 +445,17 @@ class TaskWorker:
             with suppress(asyncio.CancelledError):
                 await keeping
         doubtful = [call for call in self._left if call.doubtful]
-        await self._receipts.end((call.topic, call.partition, call.doubtful) for call in doubtful)
+        await self._receipts.write_last((call.topic, call.partition, call.doubtful) for call in doubtful)
 
-    async def _feed(self, batches: AsyncIterator[pa.RecordBatch]) -> None:
+    async def _feed_batches(self, batches: AsyncIterator[pa.RecordBatch]) -> None:
         """Read all rows; make calls of them until there is trouble."""
         async for rows in batches:
-            await self._feeder.take(rows, send=self.trouble is None)
+            await self._feeder.take_rows(rows, send=self.trouble is None)
         if self.trouble is None:
-            await self._feeder.end()
+            await self._feeder.queue_rest()
         self._queue.end_queue()
 
-    async def _work(self) -> None:
+    async def _deliver_queued(self) -> None:
         """Deliver one queued call after the other, until there are none."""
         assert self._delivery is not None
         while (call := await self._queue.take()) is not None:
@@ -468,27 +468,29 @@ class TaskWorker:
             if self._receipts.size > self.job.bytes_in_flight // 4:
                 await self._receipts.flush()
             if self._delivery.ending.is_set():
-                self._end(ENDED, "")
+                self._stop_sending(ENDED_KIND, "")
 
-    def _admitted(self, call: Call) -> None:
+    def _on_admitted(self, call: Call) -> None:
         """Note that a call goes out now: it has a token."""
-        self._receipts.begin(call)
+        self._receipts.begin_call(call)
         self._queue.on_admitted(call)
 
-    def _settle(self, settled: Settled) -> None:
+    def _settle_rows(self, settled: Settled) -> None:
         """Take rows that are done with. Those that are dead get their receipts when the whole batch may have them."""
         self.counts[settled.status] += len(settled.call)
         if self.job.responses is None:
             settled.call.drop_rows()
         if settled.status != "dead":
-            self._receipts.settle(settled)
+            self._receipts.add_receipt(settled)
             return
-        rows = receipts(self.job.owner, [settled]).to_pylist()
+        rows = make_receipts(self.job.owner, [settled]).to_pylist()
         self.report([{"kind": "dead", "rows": 1, "receipt": row} for row in rows])
         if self.counts["dead"] > self.job.dead_at_most:
-            self._end("wrong", f"more than {self.job.dead_at_most} rows were refused, the last: {settled.reason}")
+            self._stop_sending(
+                "wrong", f"more than {self.job.dead_at_most} rows were refused, the last: {settled.reason}"
+            )
 
-    def _end(self, kind: str, text: str) -> None:
+    def _stop_sending(self, kind: str, text: str) -> None:
         """Send nothing more. The first reason given counts."""
         self.trouble = self.trouble or (kind, text)
         self._queue.end_queue(drop=True)
@@ -496,9 +498,9 @@ class TaskWorker:
             self._delivery.stop_sending()
 
     def _stop_on_failure(self, task: asyncio.Task[None]) -> None:
-        """Send nothing more when a coroutine fails; `_deliver`, which gathers them, raises its error."""
+        """Send nothing more when a coroutine fails; `_deliver_batches`, which gathers them, raises its error."""
         if not task.cancelled() and task.exception() is not None:
-            self._end("failed", repr(task.exception()))
+            self._stop_sending("failed", repr(task.exception()))
 
     def _report_counts(self) -> None:
         """Report the counts of rows, and why some are left."""
@@ -526,7 +528,7 @@ class TaskWorker:
         if self.trouble is None:
             return "away", why or self._queue.stuck
         # Why a delivery has ended by itself is known only now that all calls which were in flight are answered.
-        if self.trouble[0] != ENDED or self._delivery is None:
+        if self.trouble[0] != ENDED_KIND or self._delivery is None:
             return self.trouble
         if self._delivery.wrong_setting:
             return "wrong", self._delivery.wrong_setting
@@ -537,7 +539,7 @@ class TaskWorker:
         tried = [call for call in self._left if call.attempts]
         tried.sort(key=lambda call: (call.partition, call.offsets[0]))
         reports = []
-        for call in tried[:_NAMED]:
+        for call in tried[:_MAX_NAMED_CALLS]:
             rows = note_of(ranges_of((call.topic, call.partition), call.offsets))
             reports.append(
                 {"kind": "tried", "rows": len(call), "text": rows, "why": call.why, "answered": call.answered}
