@@ -106,7 +106,7 @@ class RegistryEncoder(Encoder):
         try:
             if self.registry is None:
                 return self._encoding(self._schema(self._read_file(folder)), columns, label=self.file)
-            with RegistryClient(self.registry.beside(folder), subject=subject or "") as client:
+            with RegistryClient(self.registry.resolve_paths(folder), subject=subject or "") as client:
                 return self._open_with_registry(
                     client, subject=subject or "", columns=columns, folder=folder, trial=trial
                 )

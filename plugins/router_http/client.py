@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from router_http.options import Basic, OAuth
 
 
-LARGEST = 64 << 20
+MAX_ANSWER_BYTES = 64 << 20
 """Bytes of an answer: schemas of 10 MB are legal and grow in JSON, but a body must end."""
-BLOCK = 1 << 16
+READ_BLOCK_BYTES = 1 << 16
 
 
 class Away(ExchangeError):  # noqa: N818 - the two names say what happened
@@ -55,7 +55,7 @@ class Answer:
     login: str = field(repr=False)
 
 
-def send(session: requests.Session, method: str, url: str, *, seconds: float, **arguments: Any) -> Answer:
+def send_request(session: requests.Session, method: str, url: str, *, seconds: float, **arguments: Any) -> Answer:
     """Send one request, follow no redirect, read the whole answer; `arguments` as for `requests`.
 
     Raises Away when no whole answer comes in time, Refuses when none ever will.
@@ -63,35 +63,35 @@ def send(session: requests.Session, method: str, url: str, *, seconds: float, **
     try:
         sent = session.request(method, url, timeout=seconds, allow_redirects=False, stream=True, **arguments)
         with sent as response:
-            body = b"".join(_blocks(url, response, seconds))
+            body = b"".join(_read_blocks(url, response, seconds))
             login = response.request.headers.get("Authorization", "")
             return Answer(response.status_code, response.headers.get("Location", ""), body, str(login))
     # the causes may hold headers, so the new errors hide them
     except (requests.Timeout, urllib3.exceptions.TimeoutError):
         raise Away(url, f"no answer within {seconds:g} s") from None
     except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-        raise _fault(url, error) from None
+        raise _error_for(url, error) from None
 
 
-def busy(status: int) -> bool:
+def is_busy(status: int) -> bool:
     """Say whether a status means that the server may take the request later."""
     return status in {408, 425, 429} or status >= 500
 
 
-def _blocks(url: str, response: requests.Response, seconds: float) -> Iterator[bytes]:
+def _read_blocks(url: str, response: requests.Response, seconds: float) -> Iterator[bytes]:
     """Yield the body as it arrives, by `read1`: `iter_content` waits for whole blocks, however slowly they come."""
     end = time.monotonic() + seconds
     size = 0
-    while block := response.raw.read1(BLOCK, decode_content=True):
+    while block := response.raw.read1(READ_BLOCK_BYTES, decode_content=True):
         size += len(block)
-        if size > LARGEST:
-            raise Away(url, f"the answer does not end within {LARGEST} bytes")
+        if size > MAX_ANSWER_BYTES:
+            raise Away(url, f"the answer does not end within {MAX_ANSWER_BYTES} bytes")
         if time.monotonic() > end:
             raise Away(url, f"the answer does not end within {seconds:g} s")
         yield block
 
 
-def _fault(url: str, error: Exception) -> ExchangeError:
+def _error_for(url: str, error: Exception) -> ExchangeError:
     """Return the error for a failed request; `requests` wraps the cause several times."""
     causes = list(causes_of(error))
     untrusted = next((cause for cause in causes if isinstance(cause, ssl.SSLCertVerificationError)), None)
@@ -134,11 +134,11 @@ class ClientCredentialsAuth(AuthBase):
         self._tokens = tokens
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        request.headers["Authorization"] = f"Bearer {self._tokens.current().text}"
-        request.register_hook("response", self._again)
+        request.headers["Authorization"] = f"Bearer {self._tokens.current_token().text}"
+        request.register_hook("response", self._send_again)
         return request
 
-    def _again(self, response: requests.Response, **arguments: Any) -> requests.Response:
+    def _send_again(self, response: requests.Response, **arguments: Any) -> requests.Response:
         """Send a request again that was answered with 401, with a new token; the hook does not run for it."""
         if response.status_code != 401:
             return response
@@ -152,7 +152,7 @@ class ClientCredentialsAuth(AuthBase):
         return again
 
 
-def excerpt(text: str, secrets: Iterable[str]) -> str:
+def printable_excerpt(text: str, secrets: Iterable[str]) -> str:
     """Return the first 200 characters of a server's words in one printable line, with secrets masked."""
     masked = mask_secrets(text, secrets)
     printable = "".join(sign if sign.isprintable() else " " for sign in masked)
@@ -162,10 +162,11 @@ def excerpt(text: str, secrets: Iterable[str]) -> str:
     return line or "(nothing)"
 
 
-EARLY = 0.2
-"""The part of a token's life that is left unused, LONGEST_EARLY seconds at most: requests take time, clocks differ."""
-LONGEST_EARLY = 60.0
-SHORTEST_PAUSE = 0.25
+EARLY_RENEWAL_SHARE = 0.2
+"""The part of a token's life that is left unused: requests take time, clocks differ."""
+MAX_EARLY_RENEWAL_SECONDS = 60.0
+"""Seconds of a token's life that are left unused, at most."""
+MIN_RENEWAL_PAUSE_SECONDS = 0.25
 """Seconds between two requests for a new token, at least, unless the old one was refused or has ended."""
 
 
@@ -190,7 +191,7 @@ class _Granted(BaseModel):
     error_description: Any = None
 
 
-PASSING = frozenset({"temporarily_unavailable", "server_error", "slow_down"})
+PASSING_ERRORS = frozenset({"temporarily_unavailable", "server_error", "slow_down"})
 """Errors of a token server that may pass, whatever status they come with (RFC 6749, 4.1.2.1; RFC 8628, 3.5)."""
 
 
@@ -205,10 +206,10 @@ class TokenSource(ABC):
         self._renew_at = 0.0
 
     @abstractmethod
-    def _fetch(self) -> tuple[str, float]:
+    def _fetch_token(self) -> tuple[str, float]:
         """Return a new token, and its life in seconds."""
 
-    def current(self) -> Token:
+    def current_token(self) -> Token:
         """Return a token; a new one when there is none, or when it is about to expire."""
         with self._lock:
             return self._renewed_if_due()
@@ -217,7 +218,7 @@ class TokenSource(ABC):
         """Return another token than the one with this text, or number, which a server has refused."""
         with self._lock:
             if refused in (self._token.text, self._token.number):
-                return self._renewed()
+                return self._renew_token()
             return self._renewed_if_due()
 
     @property
@@ -235,18 +236,20 @@ class TokenSource(ABC):
         if self._token.text and self._clock() < self._renew_at:
             return self._token
         try:
-            return self._renewed()
+            return self._renew_token()
         except ExchangeError:
             if not self.seconds_good:
                 raise
-            self._renew_at = self._clock() + max(SHORTEST_PAUSE, self.seconds_good / 4)
+            self._renew_at = self._clock() + max(MIN_RENEWAL_PAUSE_SECONDS, self.seconds_good / 4)
             return self._token
 
-    def _renewed(self) -> Token:
-        text, life = self._fetch()
+    def _renew_token(self) -> Token:
+        text, life = self._fetch_token()
         now = self._clock()
         self._good_until = now + life
-        self._renew_at = now + max(SHORTEST_PAUSE, life - min(LONGEST_EARLY, EARLY * life))
+        self._renew_at = now + max(
+            MIN_RENEWAL_PAUSE_SECONDS, life - min(MAX_EARLY_RENEWAL_SECONDS, EARLY_RENEWAL_SHARE * life)
+        )
         self._token = Token(text, self._token.number + 1)
         return self._token
 
@@ -274,18 +277,18 @@ class Tokens(TokenSource):
         self._verify = verify
         self._proxies = dict(proxies or {})
 
-    def _fetch(self) -> tuple[str, float]:
-        granted = self._granted()
+    def _fetch_token(self) -> tuple[str, float]:
+        granted = self._request_grant()
         if self._refresh is not None and granted.refresh_token:
             self._refresh = Secret(granted.refresh_token)
         # Servers that say 0 do not limit it; if a token has ended nevertheless, a 401 brings the next one.
         return granted.access_token, granted.expires_in or float("inf")
 
-    def _granted(self) -> _Granted:
+    def _request_grant(self) -> _Granted:
         where = self._options.token_url
         with requests.Session() as session:
             session.auth = self._client_login()
-            answer = send(
+            answer = send_request(
                 session,
                 "POST",
                 where,
@@ -294,7 +297,7 @@ class Tokens(TokenSource):
                 cert=self._options.tls.cert,
                 proxies=self._proxies,
                 headers={"Accept": "application/json", "Accept-Encoding": "identity"},
-                data={name: value for name, value in self._form().items() if value},
+                data={name: value for name, value in self._grant_form().items() if value},
             )
         try:
             granted = _Granted.model_validate_json(answer.body)
@@ -304,11 +307,11 @@ class Tokens(TokenSource):
             return granted
         secrets = [secret.get_secret_value() for secret in (*self._options.secrets, self._refresh) if secret]
         words = f"{granted.error or ''} {granted.error_description or ''}"
-        words = excerpt(words, [*secrets, answer.login.rpartition(" ")[2]])
+        words = printable_excerpt(words, [*secrets, answer.login.rpartition(" ")[2]])
         problem = f"the token server answers {answer.status} without a token: {words}"
         # A body that is none of a token server comes from something before it, which may be away.
         nameless = answer.status == 200 and not granted.error
-        if busy(answer.status) or nameless or str(granted.error) in PASSING:
+        if is_busy(answer.status) or nameless or str(granted.error) in PASSING_ERRORS:
             raise Away(where, problem, answer.status)
         hint = "check token_url, client_id, its secret or key, and scope"
         raise Refuses(where, f"{problem}; {hint}", answer.status)
@@ -320,7 +323,7 @@ class Tokens(TokenSource):
         # both are form-encoded inside the header: RFC 6749, 2.3.1
         return HTTPBasicAuth(quote_plus(self._options.client_id), quote_plus(secret.get_secret_value()))
 
-    def _form(self) -> dict[str, str]:
+    def _grant_form(self) -> dict[str, str]:
         options = self._options
         form = {"grant_type": "client_credentials", "scope": options.scope, "audience": options.audience}
         if self._refresh is not None:
@@ -365,17 +368,17 @@ def signed_jwt(
     now = int(clock())
     head = {"alg": "ES256" if elliptic else "RS256", "typ": "JWT"} | ({"kid": key_id} if key_id else {})
     all_claims = {"iat": now, "exp": now + int(life), "jti": str(uuid.uuid4()), **claims}
-    signed = f"{_part(head)}.{_part(all_claims)}"
+    signed = f"{_jwt_part(head)}.{_jwt_part(all_claims)}"
     if isinstance(key, rsa.RSAPrivateKey):
-        return f"{signed}.{_base64url(key.sign(signed.encode(), padding.PKCS1v15(), SHA256()))}"
+        return f"{signed}.{_encode_base64url(key.sign(signed.encode(), padding.PKCS1v15(), SHA256()))}"
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     r, s = decode_dss_signature(key.sign(signed.encode(), ec.ECDSA(SHA256())))
-    return f"{signed}.{_base64url(r.to_bytes(32, 'big') + s.to_bytes(32, 'big'))}"
+    return f"{signed}.{_encode_base64url(r.to_bytes(32, 'big') + s.to_bytes(32, 'big'))}"
 
 
-def _part(value: Mapping[str, Any]) -> str:
-    return _base64url(json.dumps(value).encode())
+def _jwt_part(value: Mapping[str, Any]) -> str:
+    return _encode_base64url(json.dumps(value).encode())
 
 
-def _base64url(data: bytes) -> str:
+def _encode_base64url(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

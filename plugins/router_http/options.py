@@ -36,7 +36,7 @@ class Secret(SecretStr):
         return self
 
 
-_WORD = re.compile(r"[^\W\d]{0,11}\d{0,11}|\w{1,3}")
+_WORD_PATTERN = re.compile(r"[^\W\d]{0,11}\d{0,11}|\w{1,3}")
 """A secret that may be a word, a number or a name of a table, and so a part of a longer one."""
 _BEFORE_A_WORD = r"(?:(?<!\w)|(?<=%[0-9a-fA-F]{2})|(?<=\\[bfnrt])|(?<=\\u[0-9a-fA-F]{4}))"
 """No sign of a word, or an escape of a URL or of JSON."""
@@ -50,7 +50,7 @@ def mask_secrets(text: str, secrets: Iterable[str]) -> str:
     # The longest first: a short one may be a part of a longer one.
     for secret in sorted(secrets, key=len, reverse=True):
         pattern = re.escape(secret)
-        if _WORD.fullmatch(secret):
+        if _WORD_PATTERN.fullmatch(secret):
             pattern = rf"{_BEFORE_A_WORD}{pattern}(?!\w)"
         if secret:
             text = re.sub(pattern, "***", text)
@@ -128,12 +128,12 @@ class Tls(SecretOptions):
     )
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
+    def _check_certificate(self) -> Self:
         if self.key and not self.certificate:
             raise ValueError("a key needs its certificate")
         return self
 
-    def beside(self, folder: Path) -> Self:
+    def resolve_paths(self, folder: Path) -> Self:
         """Return these options with paths of files relative to `folder`, the configuration's."""
         return self.model_copy(update={name: str(folder / file) for name, file in self.files.items()})
 
@@ -144,7 +144,7 @@ class Tls(SecretOptions):
         return {name: file for name, file in named.items() if file}
 
     @property
-    def missing(self) -> str | None:
+    def missing_file(self) -> str | None:
         """Return which file does not exist; None where all do."""
         for name, file in self.files.items():
             if not Path(file).is_file():
@@ -189,7 +189,7 @@ class OAuth(SecretOptions):
 
     @field_validator("token_url")
     @classmethod
-    def _plain(cls, url: str) -> str:
+    def _check_token_url(cls, url: str) -> str:
         return checked_url(url, query=True)
 
     @model_validator(mode="after")

@@ -355,7 +355,7 @@ def client_arguments(sink: RestOptions, folder: Path, tasks: int) -> dict[str, A
     Tasks get about as many rows each. With an order a source partition is one task's, so a task may have twice its
     share of calls in flight while others need fewer.
     """
-    tls = sink.tls.beside(folder)
+    tls = sink.tls.resolve_paths(folder)
     times = sink.timeouts
     shares = 2 if sink.ordered_by else 1
     answer_bytes = EXCERPT
@@ -406,7 +406,7 @@ def calls(
 
 def _answered(policy: Policy, call: Call, answer: GivenAnswer, method: str) -> dict[str, Any]:
     """Return the `outcome` of a call, or of each of its rows where they differ, and the `reason`."""
-    response = Response(answer.status, ResponseHeaders.of(answer.headers.items()), answer.body, 0.0, whole=True)
+    response = Response(answer.status, ResponseHeaders.from_pairs(answer.headers.items()), answer.body, 0.0, whole=True)
     steps = next_steps(policy, call, response, method)
     if len(set(steps)) == 1:
         outcome_of_all, reason_of_all = steps[0]

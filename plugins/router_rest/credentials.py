@@ -76,7 +76,7 @@ class Credentials:
             self._keys = AwsKeys(auth.sigv4)
         if auth is not None and auth.oauth is not None:
             # The token server has files of its own: those of the API do not count.
-            tls = auth.oauth.tls.beside(folder)
+            tls = auth.oauth.tls.resolve_paths(folder)
             oauth = auth.oauth.model_copy(update={"tls": tls})
             self._tokens = Tokens(oauth, seconds=seconds, verify=tls.verify, proxies=self._proxies, clock=clock)
         self._fixed = {"headers": self._headers, "proxies": self._proxies, **_fixed(auth, self._headers)}
@@ -101,7 +101,7 @@ class Credentials:
             if refused.isascii() and refused.isdigit() and int(refused):
                 token = self._tokens.other_than(int(refused))
             else:
-                token = self._tokens.current()
+                token = self._tokens.current_token()
         except Away as fault:
             raise ConnectionError(str(fault)) from None
         except Refuses as fault:

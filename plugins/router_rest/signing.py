@@ -189,7 +189,7 @@ class JwtTokens(TokenSource):
         super().__init__(clock)
         self._options = options
 
-    def _fetch(self) -> tuple[str, float]:
+    def _fetch_token(self) -> tuple[str, float]:
         options = self._options
         claims: dict[str, Any] = {"iss": options.issuer, "sub": options.subject, "aud": options.audience}
         claims = {name: value for name, value in claims.items() if value} | options.claims

@@ -60,7 +60,7 @@ class Rest(RestOptions):
 
     def talks_to(self, folder: Path) -> Iterable[Server]:
         """Yield the hosts of the API, without a path: nothing is done by asking them."""
-        verify = self.tls.beside(folder).verify
+        verify = self.tls.resolve_paths(folder).verify
         if self.template.has_fixed_host:
             yield Server("API", self.template.origin, verify)
             return
@@ -118,7 +118,7 @@ class Rest(RestOptions):
         if self.auth is not None and self.auth.oauth is not None:
             tls_options.append(self.auth.oauth.tls)
         for tls in tls_options:
-            missing = tls.beside(opening.folder).missing
+            missing = tls.resolve_paths(opening.folder).missing_file
             if missing is not None:
                 raise StartError(f"tls: {missing}")
         prepared = self._checked(opening)

@@ -32,9 +32,9 @@ from router_http.client import (
     Refuses,
     Tokens,
     basic_auth,
-    busy,
-    excerpt,
-    send,
+    is_busy,
+    printable_excerpt,
+    send_request,
 )
 from router_schemas.model import LARGEST_ID, Kind, Reference, RegisteredSchema, schema_file
 from router_schemas.registry_options import NotFound, RegistryAway, RegistryError, RegistryRefuses, WrongKind
@@ -288,7 +288,7 @@ class RegistryClient:
         problem = f"it answers {answer.status}: {self._excerpt(answer)}"
         if answer.status == 404 and _code(answer.body) in UNKNOWN:
             return NotFound(url, problem, answer.status)
-        if busy(answer.status) or answer.status < 400:
+        if is_busy(answer.status) or answer.status < 400:
             return RegistryAway(url, problem, answer.status)
         # A 404 without a registry's own code is that of a proxy or of a wrong path.
         hints = {401: "check the login", 403: "this login may not do that", 404: "is the path of the url right?"}
@@ -298,12 +298,12 @@ class RegistryClient:
     def _excerpt(self, answer: Answer) -> str:
         """Return the beginning of a body in one printable line, without any secret that it repeats."""
         text = answer.body[:2000].decode("utf-8", "replace")
-        return excerpt(text, (*self._registry.secrets, answer.login.rpartition(" ")[2]))
+        return printable_excerpt(text, (*self._registry.secrets, answer.login.rpartition(" ")[2]))
 
 
 def _answer(session: requests.Session, method: str, url: str, **arguments: Any) -> Answer:
     try:
-        return send(session, method, url, **arguments)
+        return send_request(session, method, url, **arguments)
     except Away as fault:
         raise RegistryAway(fault.where, fault.what, fault.status) from None
     except Refuses as fault:
@@ -339,7 +339,7 @@ def servers_of(options: RegistryOptions | None, folder: Path) -> Iterator[Server
     """
     if options is None:
         return
-    registry = options.beside(folder)
+    registry = options.resolve_paths(folder)
     for url in registry.url:
         of_url = registry.model_copy(update={"url": (url,), "attempts": 1})
         yield Server("schema registry", url, of_url.verify, partial(_check, of_url))
@@ -352,8 +352,8 @@ def _check(registry: RegistryOptions) -> None:
 
 def _certificate(registry: RegistryOptions) -> Any:
     """Return the client's certificate as `requests` takes it, None if there is none; check that the files are there."""
-    if registry.missing:
-        raise RegistryRefuses(registry.url[0], registry.missing)
+    if registry.missing_file:
+        raise RegistryRefuses(registry.url[0], registry.missing_file)
     return registry.cert or None
 
 

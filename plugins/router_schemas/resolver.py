@@ -108,7 +108,7 @@ class SchemaResolver:
 
         Files of the options are looked for in `folder`, the configuration's.
         """
-        return SchemaResolver(RegistryClient(registry.beside(folder), subject=subject), memory)
+        return SchemaResolver(RegistryClient(registry.resolve_paths(folder), subject=subject), memory)
 
     def resolved(self, names: Iterable[int | UUID]) -> dict[int | UUID, ResolvedSchema | Unknown]:
         """Return what each id or GUID means, in the order given.

@@ -72,7 +72,7 @@ def test_many_calls_are_in_flight_and_never_more_than_allowed(server: Scripted) 
     async def all_at_once() -> tuple[list[Response], int]:
         client = HttpClient(**OPTIONS)
         try:
-            return await asyncio.gather(*[client.send(post(server.url)) for _ in range(40)]), client.opened
+            return await asyncio.gather(*[client.send(post(server.url)) for _ in range(40)]), client.opened_count
         finally:
             await client.close()
 
@@ -95,7 +95,7 @@ def test_connections_to_many_hosts_are_limited_together() -> None:
             for _ in range(2):
                 for server in servers:
                     answers.append(await client.send(post(server.url)))
-                    open_at.append(client.open)
+                    open_at.append(client.open_count)
             await client.close()
             return answers
 
@@ -106,7 +106,7 @@ def test_connections_to_many_hosts_are_limited_together() -> None:
 
 def test_a_connection_that_was_idle_for_long_is_not_used(server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is between may have forgotten it: the call would wait for the whole timeout."""
-    monkeypatch.setattr(module, "LONGEST_IDLE", -1.0)
+    monkeypatch.setattr(module, "MAX_IDLE_SECONDS", -1.0)
 
     answers = ask(post(server.url), post(server.url))
 
@@ -205,9 +205,9 @@ def test_a_call_is_asked_for_when_it_has_its_connection(server: Scripted, allowe
     async def story() -> tuple[Any, int]:
         client = HttpClient(**OPTIONS)
         try:
-            return await client.send(post(server.url), ready=ready), client.open
+            return await client.send(post(server.url), ready=ready), client.open_count
         except LookupError as error:
-            return error, client.open
+            return error, client.open_count
         finally:
             await client.close()
 
@@ -544,9 +544,9 @@ def test_a_cancelled_call_leaves_no_connection_and_no_place_behind(server: Scrip
             await task
         cancelled.set()
         answer = await client.send(post(server.url))
-        left = client.open
+        left = client.open_count
         await client.close()
-        return answer, left, client.open
+        return answer, left, client.open_count
 
     server.act = late
     answer, left, at_the_end = asyncio.run(cancel())
@@ -567,7 +567,7 @@ def test_a_call_is_cancelled_at_any_moment(server: Scripted, rounds: int) -> Non
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         answer = await client.send(post(server.url))
-        left = client.open
+        left = client.open_count
         await client.close()
         return answer, left
 
@@ -618,7 +618,7 @@ def test_closing_ends_an_answer_that_still_comes(
     async def close_while_reading(server: Scripted) -> tuple[Any, bool]:
         client = HttpClient(**OPTIONS, verify=certificates.here)
         call = asyncio.create_task(outcome(client, post(server.url)))
-        while not server.seen or not client.open:
+        while not server.seen or not client.open_count:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
         assert not call.done()

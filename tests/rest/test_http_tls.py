@@ -198,7 +198,7 @@ def test_cancelled_calls_leave_nothing_behind_over_tls(server: Scripted, certifi
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         answer = await client.send(post(server.url))
         await client.close()
-        return list(outcomes), answer, client.open
+        return list(outcomes), answer, client.open_count
 
     outcomes, answer, left = asyncio.run(cancel())
 

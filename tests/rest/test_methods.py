@@ -133,7 +133,7 @@ def test_a_rule_may_look_at_the_method() -> None:
     """Without it whoever deletes what may be gone takes a PUT to a wrong address for delivered, too."""
     rule = {"when": "method = 'DELETE' AND status = 404", "then": "deliver"}
     policy = policy_of(Rest.model_validate({"url": URL, "answers": [rule]}))
-    answer = Response(404, ResponseHeaders.of([]), b"", 0.0, whole=True)
+    answer = Response(404, ResponseHeaders.from_pairs([]), b"", 0.0, whole=True)
 
     steps = {method: next_steps(policy, Call("t", 0, [1], [b"{}"]), answer, method)[0][0] for method in METHODS}
 

@@ -216,7 +216,7 @@ def test_a_slow_registry_does_not_hold_a_batch_for_ever(faulty: FaultyRegistry, 
 def test_an_endless_answer_does_not_fill_the_memory(
     faulty: FaultyRegistry, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "LARGEST", 10_000_000)
+    monkeypatch.setattr(exchange, "MAX_ANSWER_BYTES", 10_000_000)
     faulty.fails("endless")
 
     with pytest.raises(RegistryAway, match="10000000 bytes"):

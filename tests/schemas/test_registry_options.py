@@ -117,7 +117,7 @@ def test_any_password_is_taken_as_it_is(password: str) -> None:
 def test_files_are_looked_for_beside_the_configuration(tmp_path: Path) -> None:
     registry = RegistryOptions(url=(URL,), certificate="me.pem", ca="/etc/ssl/ca.pem")
 
-    found = registry.beside(tmp_path)
+    found = registry.resolve_paths(tmp_path)
 
     assert (found.certificate, found.key, found.ca) == (str(tmp_path / "me.pem"), None, "/etc/ssl/ca.pem")
 

@@ -299,7 +299,9 @@ def _mask_values(answer_values: Mapping[str, Any], hide: Hide) -> dict[str, Any]
     masked = {}
     for name, value in answer_values.items():
         if name == "headers":
-            masked[name] = ResponseHeaders.of((key, hide(text.encode()).decode()) for key, text in value.items())
+            masked[name] = ResponseHeaders.from_pairs(
+                (key, hide(text.encode()).decode()) for key, text in value.items()
+            )
         else:
             masked[name] = decoded_json(hide(msgspec.json.encode(value)))
     return masked

@@ -27,12 +27,12 @@ from yarl import URL
 
 from router_rest.http_client.requests_client import RequestsClient
 from router_rest.http_client.response import (
-    LOGIN_WANTED,
+    PROXY_LOGIN_WANTED,
     InDoubt,
     Response,
     ResponseHeaders,
     Unsent,
-    decoded,
+    decode_body,
     reason_of,
     refuses_handshake,
 )
@@ -43,23 +43,23 @@ if TYPE_CHECKING:
     from aiohttp.client_proto import ResponseHandler
     from requests import PreparedRequest
 
-LONGEST_AGE = 300.0
+MAX_CONNECTION_AGE_SECONDS = 300.0
 """Seconds after which a connection is not used again: a name may lead elsewhere by now."""
-DRAINED, DRAINED_WITHIN = 1 << 20, 1.0
+MAX_DRAINED_BYTES, MAX_DRAIN_SECONDS = 1 << 20, 1.0
 """Bytes of a body that is too long which are read, and the seconds for it: a new connection may take longer."""
-LONGEST_IDLE = 30.0
+MAX_IDLE_SECONDS = 30.0
 """Seconds after which an idle connection is closed: many servers and proxies do so after a minute."""
-MOST_HEAD = 64 << 10
+MAX_HEAD_BYTES = 64 << 10
 """Bytes of a status line or of a header."""
-TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+TOKEN_PATTERN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 """The characters of names of methods and headers (RFC 9110, 5.6.2)."""
-TEXT = re.compile(r"[\t\x20-\x7e]*")
+HEADER_VALUE_PATTERN = re.compile(r"[\t\x20-\x7e]*")
 """The characters of values of headers here: others mean something else to every server (RFC 9110, 5.5)."""
-LARGE = 1 << 20
+MIN_BLOCKWISE_BYTES = 1 << 20
 """Bytes from which on a body is sent in blocks."""
 ROUNDS_TO_CLOSE = 3
 """Rounds of the loop in which a connection that is closed tells its reader: one, with TLS two, and one to spare."""
-NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+HEADERS_NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 """Headers that aiohttp would add: a request goes out as it was prepared, and signed."""
 
 
@@ -80,7 +80,7 @@ class HttpClient:
         total: float,
         most: int,
         in_flight: int,
-        age: float = LONGEST_AGE,
+        age: float = MAX_CONNECTION_AGE_SECONDS,
         verify: bool | str = True,
         cert: str | tuple[str, str] | None = None,
         proxies: Mapping[str, str] | None = None,
@@ -95,10 +95,10 @@ class HttpClient:
             connector=self._connections,
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=total, connect=connect, sock_read=read),
-            skip_auto_headers=NOT_ADDED,
-            auto_decompress=False,  # a small body may hold gigabytes: `decoded` stops in time
-            max_line_size=MOST_HEAD,
-            max_field_size=MOST_HEAD,
+            skip_auto_headers=HEADERS_NOT_ADDED,
+            auto_decompress=False,  # a small body may hold gigabytes: `decode_body` stops in time
+            max_line_size=MAX_HEAD_BYTES,
+            max_field_size=MAX_HEAD_BYTES,
         )
         self._with_hooks = RequestsClient(
             connect=connect,
@@ -112,14 +112,14 @@ class HttpClient:
         )
 
     @property
-    def opened(self) -> int:
+    def opened_count(self) -> int:
         """Return how many connections were opened so far."""
         return self._connections.opened
 
     @property
-    def open(self) -> int:
+    def open_count(self) -> int:
         """Return how many connections are open."""
-        return self._connections.open
+        return self._connections.open_count
 
     async def send(
         self,
@@ -140,13 +140,13 @@ class HttpClient:
                 if ready is not None:
                     await ready()
                 return await self._with_hooks.send(request)
-            return await self._resent_once(_arguments(request), again, ready)
+            return await self._resent_once(_request_arguments(request), again, ready)
 
     async def close(self) -> None:
         """Close all connections; requests in flight end in doubt."""
         self._with_hooks.close()
         # Not the session first: it forgets the bodies that are being read, and whoever reads one waits for ever.
-        self._connections.abort()
+        self._connections.abort_transports()
         for _ in range(ROUNDS_TO_CLOSE):
             await asyncio.sleep(0)
         await self._session.close()
@@ -160,65 +160,65 @@ class HttpClient:
     ) -> Response:
         attempt = SendAttempt(ready=ready)
         try:
-            return await self._exchange(request, attempt)
+            return await self._send_once(request, attempt)
         except Dropped:
             if not attempt.reused:
                 raise
         if again is not None:
             await again()
         try:
-            return replace(await self._exchange(request, SendAttempt(fresh=True, ready=ready)), resent=True)
+            return replace(await self._send_once(request, SendAttempt(fresh=True, ready=ready)), resent=True)
         except Unsent as error:  # of the second time; the first request may have arrived
             raise InDoubt(f"the connection was closed before an answer came, and then: {error.what}") from None
 
-    async def _exchange(self, request: dict[str, Any], attempt: SendAttempt) -> Response:
+    async def _send_once(self, request: dict[str, Any], attempt: SendAttempt) -> Response:
         if self._session.closed:
             raise Unsent("the client is closed")
-        arguments = {**request, "data": _in_blocks(request["data"]), **self._route(request["url"])}
-        ATTEMPT.set(attempt)
+        arguments = {**request, "data": _in_blocks(request["data"]), **self._find_route(request["url"])}
+        CURRENT_ATTEMPT.set(attempt)
         try:
             response = await self._session.request(**arguments, allow_redirects=False)
             try:
-                return await self._response(response, attempt)
+                return await self._read_response(response, attempt)
             finally:
                 if not response.content.is_eof() or attempt.still_sending:
                     response.close()  # else the rest of either would be taken for the next one's
                 response.release()
         except aiohttp.ClientHttpProxyError as error:
-            if error.status == LOGIN_WANTED.status:
-                return LOGIN_WANTED
+            if error.status == PROXY_LOGIN_WANTED.status:
+                return PROXY_LOGIN_WANTED
             raise Unsent(f"the proxy answers {error.status} to CONNECT") from None
         except Exception as error:
-            raise _fault(error, attempt) from None
+            raise _exception_for(error, attempt) from None
         finally:
-            self._connections.idle(attempt.connection)
+            self._connections.mark_idle(attempt.connection)
 
-    def _route(self, url: URL) -> dict[str, Any]:
+    def _find_route(self, url: URL) -> dict[str, Any]:
         """Return the proxy and the TLS context for a URL. Raises Unsent for a TLS file that cannot be used."""
         if url.scheme == "https" and self._tls is None:
             try:
                 self._tls = tls_context(self._verify, self._cert)
             except UnusableFile as error:
                 raise Unsent(str(error)) from None
-        return {"ssl": self._tls or True, "proxy": self._proxy(url)}
+        return {"ssl": self._tls or True, "proxy": self._find_proxy(url)}
 
-    def _proxy(self, url: URL) -> str | None:
+    def _find_proxy(self, url: URL) -> str | None:
         without = self._proxies.get("no")
         if without and should_bypass_proxies(str(url), no_proxy=without):
             return None
         return self._proxies.get(url.scheme) or self._proxies.get("all")
 
-    async def _response(self, response: aiohttp.ClientResponse, attempt: SendAttempt) -> Response:
+    async def _read_response(self, response: aiohttp.ClientResponse, attempt: SendAttempt) -> Response:
         if response.status < 200:
             raise InDoubt("the answer is broken: the server wants to speak something else", unreadable=True)
-        body, whole = await self._body(response)
-        headers = ResponseHeaders.of(response.headers.items())
+        body, whole = await self._read_body(response)
+        headers = ResponseHeaders.from_pairs(response.headers.items())
         if "content-encoding" in headers:
-            body, all_of_it = decoded(body, headers["content-encoding"], self._most)
+            body, all_of_it = decode_body(body, headers["content-encoding"], self._most)
             whole = whole and all_of_it
         return Response(response.status, headers, body, attempt.seconds, whole)
 
-    async def _body(self, response: aiohttp.ClientResponse) -> tuple[bytes, bool]:
+    async def _read_body(self, response: aiohttp.ClientResponse) -> tuple[bytes, bool]:
         """Return at most so much of a body, and whether that is all of it. Raises InDoubt when it breaks off."""
         parts: list[bytes] = []
         size = 0
@@ -229,7 +229,7 @@ class HttpClient:
                 if size > self._most:
                     # the status holds, whatever comes: a connection that is read to its end can be used again
                     with suppress(aiohttp.ClientError, OSError, asyncio.TimeoutError):
-                        await asyncio.wait_for(_drain(response, DRAINED), DRAINED_WITHIN)
+                        await asyncio.wait_for(_drain_body(response, MAX_DRAINED_BYTES), MAX_DRAIN_SECONDS)
                     return b"".join(parts)[: self._most], False
         except asyncio.TimeoutError:  # the status holds: to send it again would be a second delivery
             return b"".join(parts), False
@@ -238,7 +238,7 @@ class HttpClient:
         return b"".join(parts), True
 
 
-async def _drain(response: aiohttp.ClientResponse, most: int) -> None:
+async def _drain_body(response: aiohttp.ClientResponse, most: int) -> None:
     """Read a body to its end, or so many bytes of it."""
     async for part in response.content.iter_any():
         most -= len(part)
@@ -275,7 +275,7 @@ class SendAttempt:
             return False
 
 
-ATTEMPT: ContextVar[SendAttempt] = ContextVar("ATTEMPT")
+CURRENT_ATTEMPT: ContextVar[SendAttempt] = ContextVar("CURRENT_ATTEMPT")
 """The attempt for which aiohttp asks for a connection: it asks in the attempt's own asyncio task."""
 
 
@@ -290,8 +290,8 @@ class Connections(aiohttp.TCPConnector):
     they are, and sends idempotent requests a second time without telling: all are corrected where it asks for one.
     """
 
-    def __init__(self, limit: int, age: float = LONGEST_AGE) -> None:
-        super().__init__(limit=limit, keepalive_timeout=LONGEST_IDLE, use_dns_cache=False)
+    def __init__(self, limit: int, age: float = MAX_CONNECTION_AGE_SECONDS) -> None:
+        super().__init__(limit=limit, keepalive_timeout=MAX_IDLE_SECONDS, use_dns_cache=False)
         self.opened = 0
         self._age = age
         self._born: WeakKeyDictionary[ResponseHandler, float] = WeakKeyDictionary()
@@ -300,12 +300,12 @@ class Connections(aiohttp.TCPConnector):
         self._transports: WeakSet[asyncio.Transport] = WeakSet()
 
     @property
-    def open(self) -> int:
+    def open_count(self) -> int:
         return sum(one.is_connected() for one in self._kept)
 
     async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:
         """Return a connection, and note it in the attempt. Raises Dropped when this attempt has had one."""
-        attempt = ATTEMPT.get()
+        attempt = CURRENT_ATTEMPT.get()
         if attempt.connection is not None:
             raise Dropped("the connection was closed before an answer came")
         while True:
@@ -325,12 +325,12 @@ class Connections(aiohttp.TCPConnector):
         self._in_use.add(protocol)
         if protocol.transport is not None:
             self._transports.add(protocol.transport)
-        await self._ready(attempt, connection)
+        await self._wait_until_ready(attempt, connection)
         attempt.connection, attempt.reused = protocol, reused
         attempt.began = asyncio.get_running_loop().time()
         return connection
 
-    async def _ready(self, attempt: SendAttempt, connection: Any) -> None:
+    async def _wait_until_ready(self, attempt: SendAttempt, connection: Any) -> None:
         """Wait until the request may go out on its connection; give that back where it may not."""
         if attempt.ready is None:
             return
@@ -340,17 +340,17 @@ class Connections(aiohttp.TCPConnector):
         except BaseException as error:
             attempt.ended = error
             connection.close()
-            self.idle(protocol)
+            self.mark_idle(protocol)
             raise
 
-    def idle(self, connection: ResponseHandler | None) -> None:
+    def mark_idle(self, connection: ResponseHandler | None) -> None:
         """Note that a connection is not in use any more."""
         if connection is not None:
             self._in_use.discard(connection)
             if not connection.is_connected():
                 self._kept.pop(connection, None)
 
-    def abort(self) -> None:
+    def abort_transports(self) -> None:
         """Close what TLS keeps open: after a connection is closed it waits for the server to say goodbye."""
         for transport in self._transports:
             transport.abort()
@@ -359,17 +359,17 @@ class Connections(aiohttp.TCPConnector):
         """Close the connection that has been idle longest where there are too many, and no idle one leads to `key`."""
         if len(self._kept) < self.limit:
             return
-        if any(self._kept[connection] == key and connection.is_connected() for connection in self._idle()):
+        if any(self._kept[connection] == key and connection.is_connected() for connection in self._idle_connections()):
             return
-        for connection in [*self._idle()]:
+        for connection in [*self._idle_connections()]:
             if not connection.is_connected():
                 del self._kept[connection]
-        oldest = next(self._idle(), None)
+        oldest = next(self._idle_connections(), None)
         if len(self._kept) >= self.limit and oldest is not None:
             del self._kept[oldest]
             oldest.close()
 
-    def _idle(self) -> Iterator[ResponseHandler]:
+    def _idle_connections(self) -> Iterator[ResponseHandler]:
         return (connection for connection in self._kept if connection not in self._in_use)
 
 
@@ -377,43 +377,43 @@ def _is_whole(request: PreparedRequest) -> bool:
     return isinstance(request.body, (bytes, str, type(None))) and "Transfer-Encoding" not in request.headers
 
 
-def _arguments(request: PreparedRequest) -> dict[str, Any]:
+def _request_arguments(request: PreparedRequest) -> dict[str, Any]:
     """Return a request that was prepared and authorised as aiohttp takes it.
 
     aiohttp computes Content-Length, for with a wrong one the rest of the body would be a request of its own. Raises
     Unsent for an invalid request: a login writes headers after the checks of `requests`.
     """
-    if not TOKEN.fullmatch(request.method or ""):
+    if not TOKEN_PATTERN.fullmatch(request.method or ""):
         raise Unsent("the method holds signs that none may hold")
     headers = {}
     for written_name, written_value in request.headers.items():
-        name = _text(written_name)
-        value = _text(written_value)
-        if not TOKEN.fullmatch(name):
+        name = _header_text(written_name)
+        value = _header_text(written_value)
+        if not TOKEN_PATTERN.fullmatch(name):
             raise Unsent("the name of a header holds signs that none may hold")
-        if not TEXT.fullmatch(value):
+        if not HEADER_VALUE_PATTERN.fullmatch(value):
             raise Unsent("a header holds a line break, or signs beyond ASCII: no request can be made of it")
         if name.lower() != "content-length":
             headers[name] = value
     body = request.body
     if isinstance(body, str):
         body = body.encode()
-    return {"method": request.method, "url": _url(request.url or ""), "headers": headers, "data": body}
+    return {"method": request.method, "url": _parse_url(request.url or ""), "headers": headers, "data": body}
 
 
 def _in_blocks(body: bytes | None) -> bytes | io.BytesIO | None:
     """Return a body as aiohttp takes it: it warns of large ones that are written at once."""
-    if body is None or len(body) < LARGE:
+    if body is None or len(body) < MIN_BLOCKWISE_BYTES:
         return body
     return io.BytesIO(body)
 
 
-def _text(value: str | bytes) -> str:
+def _header_text(value: str | bytes) -> str:
     return value.decode("latin-1") if isinstance(value, bytes) else value
 
 
 @lru_cache(maxsize=256)
-def _url(url: str) -> URL:
+def _parse_url(url: str) -> URL:
     """Return a URL that aiohttp sends unchanged; raise Unsent, which does not quote it. A user is a header already."""
     try:
         parts = urlsplit(url)
@@ -435,7 +435,7 @@ def _url(url: str) -> URL:
     return URL(f"{parts.scheme}://{host}{target}", encoded=True)
 
 
-def _fault(error: Exception, attempt: SendAttempt) -> Exception:
+def _exception_for(error: Exception, attempt: SendAttempt) -> Exception:
     """Return why no response came, in words that never quote the request."""
     if isinstance(error, (Unsent, InDoubt)) or error is attempt.ended:
         return error
@@ -474,13 +474,13 @@ def tls_context(verify: bool | str, cert: str | tuple[str, str] | None) -> ssl.S
         authorities = verify
     files: tuple[str, ...] = (cert,) if isinstance(cert, str) else cert or ()
     # The times of the files are a part of the cache's key: a file that has changed makes another context.
-    stamps = [_stamp(file) for file in files]
+    stamps = [_modified_at(file) for file in files]
     if authorities is not None:
-        stamps.append(_stamp(authorities))
-    return _context(authorities, files, tuple(stamps))
+        stamps.append(_modified_at(authorities))
+    return _make_context(authorities, files, tuple(stamps))
 
 
-def _stamp(file: str) -> int:
+def _modified_at(file: str) -> int:
     try:
         return Path(file).stat().st_mtime_ns
     except OSError as error:
@@ -489,7 +489,7 @@ def _stamp(file: str) -> int:
 
 # reading the authorities takes longer than a hundred calls
 @lru_cache(maxsize=16)
-def _context(authorities: str | None, files: tuple[str, ...], stamps: tuple[int, ...]) -> ssl.SSLContext:
+def _make_context(authorities: str | None, files: tuple[str, ...], stamps: tuple[int, ...]) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])

@@ -22,7 +22,7 @@ from urllib3 import exceptions as wrong
 
 from router_http.causes import causes_of
 from router_rest.http_client.response import (
-    LOGIN_WANTED,
+    PROXY_LOGIN_WANTED,
     InDoubt,
     Response,
     Unsent,
@@ -33,23 +33,23 @@ from router_rest.http_client.response import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-BLOCK = 1 << 16
-NO_REQUEST = (
+READ_BLOCK_BYTES = 1 << 16
+NO_REQUEST_ERRORS = (
     requests.exceptions.InvalidURL,
     requests.exceptions.InvalidSchema,
     requests.exceptions.MissingSchema,
     requests.exceptions.InvalidHeader,
 )
-NOT_CONNECTED = (
+NOT_CONNECTED_ERRORS = (
     requests.exceptions.ConnectTimeout,
     requests.exceptions.ProxyError,  # urllib3 raises it only until the proxy, and the tunnel through it, are there
     wrong.NewConnectionError,
     wrong.ConnectTimeoutError,
     ssl.SSLCertVerificationError,
 )
-TUNNEL = re.compile(r"Tunnel connection failed: (\d{3}) ")
+TUNNEL_REFUSED_PATTERN = re.compile(r"Tunnel connection failed: (\d{3}) ")
 """How `http.client` says with which status a proxy refused a tunnel."""
-TIMEOUTS = (requests.exceptions.Timeout, wrong.TimeoutError)
+TIMEOUT_ERRORS = (requests.exceptions.Timeout, wrong.TimeoutError)
 
 
 class RequestsClient:
@@ -93,7 +93,7 @@ class RequestsClient:
             raise Unsent("the client is closed")
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._in_flight, thread_name_prefix="rest")
-        sent = self._threads.submit(self._exchange, request)
+        sent = self._threads.submit(self._send_blocking, request)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(sent), self._longest)
         except asyncio.TimeoutError:
@@ -109,20 +109,20 @@ class RequestsClient:
         while self._free:
             self._free.pop().close()
 
-    def _exchange(self, request: requests.PreparedRequest) -> Response:
+    def _send_blocking(self, request: requests.PreparedRequest) -> Response:
         try:
             session = self._free.pop()
         except IndexError:
-            session = self._session()
+            session = self._make_session()
         began = time.monotonic()
         try:
             with closing(session.send(request, **self._arguments)) as response:
-                body, whole = self._body(response, began + self._total)
+                body, whole = self._read_body(response, began + self._total)
                 if not whole:
                     response.raw.close()
                 return Response(response.status_code, response.headers, body, time.monotonic() - began, whole)
         except Exception as error:  # hooks are code of users
-            fault = _fault(error)
+            fault = _result_for(error)
             if isinstance(fault, Response):
                 return fault
             raise fault from None
@@ -131,7 +131,7 @@ class RequestsClient:
             if self._closed:
                 session.close()
 
-    def _session(self) -> requests.Session:
+    def _make_session(self) -> requests.Session:
         session = requests.Session()
         session.trust_env = False
         session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
@@ -140,12 +140,12 @@ class RequestsClient:
         session.mount("http://", adapter)
         return session
 
-    def _body(self, response: requests.Response, end: float) -> tuple[bytes, bool]:
+    def _read_body(self, response: requests.Response, end: float) -> tuple[bytes, bool]:
         """Return at most `most` bytes of a body, and whether these are all of it."""
         parts: list[bytes] = []
         size = 0
         try:
-            for block in _blocks(response):
+            for block in _read_blocks(response):
                 parts.append(block)
                 size += len(block)
                 if size > self._most or time.monotonic() > end:
@@ -155,25 +155,29 @@ class RequestsClient:
         return b"".join(parts), True
 
 
-def _blocks(response: requests.Response) -> Iterator[bytes]:
+def _read_blocks(response: requests.Response) -> Iterator[bytes]:
     """Yield the body as it arrives: `iter_content` would wait for whole blocks, however slowly they come."""
     if getattr(response, "_content_consumed", False) or not hasattr(response.raw, "read1"):
         yield response.content  # a hook has read it
         return
-    while block := response.raw.read1(BLOCK, decode_content=True):
+    while block := response.raw.read1(READ_BLOCK_BYTES, decode_content=True):
         yield block
 
 
-def _fault(error: Exception) -> Unsent | InDoubt | Response:
+def _result_for(error: Exception) -> Unsent | InDoubt | Response:
     """Return why a request failed, or what a proxy answers; `requests` wraps the cause several times."""
     chain = list(causes_of(error))
-    if tunnel := TUNNEL.match(str(chain[-1])):
+    if tunnel := TUNNEL_REFUSED_PATTERN.match(str(chain[-1])):
         status = int(tunnel[1])
-        return LOGIN_WANTED if status == LOGIN_WANTED.status else Unsent(f"the proxy answers {status} to CONNECT")
-    if isinstance(error, (*NO_REQUEST, UnicodeError)):
+        return (
+            PROXY_LOGIN_WANTED
+            if status == PROXY_LOGIN_WANTED.status
+            else Unsent(f"the proxy answers {status} to CONNECT")
+        )
+    if isinstance(error, (*NO_REQUEST_ERRORS, UnicodeError)):
         return Unsent(f"no request can be made of it ({type(error).__name__})")
-    if refuses_handshake(error) or any(isinstance(cause, NOT_CONNECTED) for cause in chain):
+    if refuses_handshake(error) or any(isinstance(cause, NOT_CONNECTED_ERRORS) for cause in chain):
         return Unsent(reason_of(error))
-    if any(isinstance(cause, TIMEOUTS) for cause in chain):
+    if any(isinstance(cause, TIMEOUT_ERRORS) for cause in chain):
         return InDoubt("no answer came in time", timeout=True)
     return InDoubt(f"no answer came: {reason_of(error)}")

@@ -40,7 +40,7 @@ class ResponseHeaders(dict[str, str]):
     """The headers of a response: names in lower case, which are found by names in any case."""
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[str, str]]) -> ResponseHeaders:
+    def from_pairs(cls, pairs: Iterable[tuple[str, str]]) -> ResponseHeaders:
         """Return headers; the values of one that came several times are joined by commas."""
         headers: dict[str, str] = {}
         for name, value in pairs:
@@ -59,7 +59,7 @@ class ResponseHeaders(dict[str, str]):
         return super().get(name.lower(), default)
 
 
-LOGIN_WANTED = Response(407, ResponseHeaders(), b"", 0.0, whole=True)
+PROXY_LOGIN_WANTED = Response(407, ResponseHeaders(), b"", 0.0, whole=True)
 """The answer of a proxy that wants a login before it opens a tunnel: without TLS it answers the call itself so."""
 
 
@@ -85,7 +85,7 @@ class InDoubt(OSError):  # noqa: N818
         self.unreadable = unreadable
 
 
-def decoded(body: bytes, encoding: str, most: int) -> tuple[bytes, bool]:
+def decode_body(body: bytes, encoding: str, most: int) -> tuple[bytes, bool]:
     """Return a body without its Content-Encoding, at most `most` bytes, and whether these are all of it.
 
     Other encodings than gzip and deflate are left as they are. Of a body that breaks off its beginning is returned.
@@ -104,15 +104,15 @@ def decoded(body: bytes, encoding: str, most: int) -> tuple[bytes, bool]:
     return text, unpacking.eof
 
 
-CERTIFICATE_REFUSED = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED")
+CERTIFICATE_ALERTS = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED")
 """Words in a server's TLS alert when it refuses the client's certificate, or wants one."""
-HANDSHAKE_REFUSED = (*CERTIFICATE_REFUSED, "HANDSHAKE_FAILURE", "PROTOCOL_VERSION", "UNRECOGNIZED_NAME")
+HANDSHAKE_ALERTS = (*CERTIFICATE_ALERTS, "HANDSHAKE_FAILURE", "PROTOCOL_VERSION", "UNRECOGNIZED_NAME")
 """Words in an alert after which a server has read nothing but the handshake."""
 
 
 def refuses_handshake(error: BaseException) -> bool:
     """Return whether a server's TLS alert ended the handshake: in TLS 1.3 a request is on its way before it comes."""
-    return any(_has_alert(cause, HANDSHAKE_REFUSED) for cause in causes_of(error))
+    return any(_has_alert(cause, HANDSHAKE_ALERTS) for cause in causes_of(error))
 
 
 def reason_of(error: BaseException) -> str:
@@ -135,7 +135,7 @@ def _reason_by_class(error: BaseException) -> str | None:
     if isinstance(error, ssl.SSLError):
         # aiohttp's own are some as well, and have no reason.
         reason = getattr(error, "reason", None)
-        if _has_alert(error, CERTIFICATE_REFUSED):
+        if _has_alert(error, CERTIFICATE_ALERTS):
             return f"the server does not take the client's certificate, or wants one ({reason})"
         return f"TLS failed ({reason})" if reason else None
     if isinstance(error, socket.gaierror):
