@@ -28,7 +28,7 @@ from router import Encoding
 from router.delta.commit import StagedParts
 from router.delta.lake import Lake
 from router_encoders.outbox_rows import as_it_is
-from router_rest.credentials import Credentials, apply
+from router_rest.credentials import Credentials, make_login
 from router_rest.delivery.answer import Policy
 from router_rest.delivery.batcher import LIMIT_KEY_COLUMN, CallSize
 from router_rest.delivery.call import RequestForm
@@ -232,7 +232,7 @@ def send_rows(
     try:
         credentials = Credentials(None)
         address = leases.admit_sink(
-            OWNER.name, "api", pace, credentials=credentials.current, stop=lambda: ended.is_set() or until()
+            OWNER.name, "api", pace, credentials=credentials.current_credentials, stop=lambda: ended.is_set() or until()
         )
         lake = Lake.at(str(folder / "lake"))
         job = TaskJob(
@@ -258,7 +258,7 @@ def send_rows(
                 "verify": True,
                 "cert": None,
             },
-            authorise=apply,
+            authorise=make_login,
             dead_at_most=10,
             of_key=of_key,
         )

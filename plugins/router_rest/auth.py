@@ -16,11 +16,11 @@ from router_rest.presets import SIGNATURES
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-SIGNED = ("id", "method", "host", "path", "query", "target", "timestamp", "body", "body_hash")
+SIGNED_FIELDS = ("id", "method", "host", "path", "query", "target", "timestamp", "body", "body_hash")
 """The fields that can be signed, each as it is sent: `target` is path?query, `host` has the port if the URL has one."""
-OF_HEADER = ("signature", "timestamp")
+HEADER_FIELDS = ("signature", "timestamp")
 """The fields that the value of the signature's header can have."""
-_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_CLASS_PATTERN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 class ApiKey(SecretOptions):
@@ -53,7 +53,7 @@ class Hmac(SecretOptions):
     algorithm: Literal["sha256", "sha512"] = Field(default="sha256", description="hash of the signature and the body")
     signed: str = Field(
         default="{timestamp}.{body}",
-        description=f"what is signed: text with {', '.join(f'{{{name}}}' for name in SIGNED)}",
+        description=f"what is signed: text with {', '.join(f'{{{name}}}' for name in SIGNED_FIELDS)}",
     )
     encoding: Literal["hex", "base64"] = Field(default="hex", description="how signature and body_hash are written")
     header: str = Field(default="X-Signature", description="header that carries the signature")
@@ -73,7 +73,7 @@ class Hmac(SecretOptions):
 
     @model_validator(mode="before")
     @classmethod
-    def _preset(cls, value: Any) -> Any:
+    def _expand_preset(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
         preset = value.get("preset")
@@ -83,15 +83,15 @@ class Hmac(SecretOptions):
 
     @field_validator("header", "timestamp_header", "body_hash_header", "id_header")
     @classmethod
-    def _name(cls, name: str | None) -> str | None:
+    def _check_header_name(cls, name: str | None) -> str | None:
         if name is not None and not is_header_name(name):
             raise ValueError("it has a character that no name of a header has")
         return name
 
     @model_validator(mode="after")
     def _known_fields(self) -> Self:
-        signed = _known("signed", self.signed, SIGNED)
-        sent = _known("value", self.value, OF_HEADER)
+        signed = _checked_fields("signed", self.signed, SIGNED_FIELDS)
+        sent = _checked_fields("value", self.value, HEADER_FIELDS)
         if "signature" not in sent:
             raise ValueError("value: without {signature} nothing of it is sent")
         if not is_header_text(self.value):
@@ -100,7 +100,7 @@ class Hmac(SecretOptions):
             raise ValueError("the idempotency key is signed and not sent: give id_header")
         if "timestamp" in signed - sent and self.timestamp_header is None:
             raise ValueError("the time is signed and not sent: give timestamp_header, or {timestamp} in value")
-        self.secret()
+        self.key_bytes()
         return self
 
     @property
@@ -108,7 +108,7 @@ class Hmac(SecretOptions):
         """Return the headers that a signature sets."""
         return tuple(name for name in (self.header, self.timestamp_header, self.body_hash_header) if name)
 
-    def secret(self) -> bytes:
+    def key_bytes(self) -> bytes:
         """Return the key's bytes; raise ValueError where it is not written as said."""
         text = self.key.get_secret_value()
         try:
@@ -122,7 +122,7 @@ class Hmac(SecretOptions):
             raise ValueError(f"key: it is not {self.key_encoding}") from None
 
 
-def _known(option: str, text: str, known: tuple[str, ...]) -> set[str]:
+def _checked_fields(option: str, text: str, known: tuple[str, ...]) -> set[str]:
     """Return the fields of a text; raise ValueError for one that there is not."""
     fields = {*template_fields(text)}
     unknown = sorted(fields - {*known})
@@ -161,7 +161,7 @@ class SigV4(SecretOptions, Part):
     profile: str | None = Field(default=None, min_length=1, description="profile of ~/.aws/config on the driver")
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
+    def _check_keys(self) -> Self:
         if (self.access_key_id is None) != (self.secret_access_key is None):
             raise ValueError("access_key_id and secret_access_key go together")
         if self.access_key_id is None and self.session_token is not None:
@@ -190,13 +190,13 @@ class Auth(SecretOptions):
 
     @field_validator("bearer")
     @classmethod
-    def _sendable(cls, token: Secret | None) -> Secret | None:
+    def _check_token(cls, token: Secret | None) -> Secret | None:
         return checked_token(token)
 
     @field_validator("plugin")
     @classmethod
-    def _class(cls, named: str | None) -> str | None:
-        if named is not None and not _CLASS.fullmatch(named):
+    def _check_class(cls, named: str | None) -> str | None:
+        if named is not None and not _CLASS_PATTERN.fullmatch(named):
             raise ValueError("a class is written package.module:Class")
         return named
 

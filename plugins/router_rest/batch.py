@@ -1,9 +1,9 @@
 """Send one micro-batch, or rows of a replay: turn a REST sink into the job of its tasks. Runs on the driver.
 
-`post` sends a batch; `calls` makes the same calls for a route test, and sends nothing. `resend` sends rows that were
-parked or refused: what went out in one call as the same call, with the same key. A key is made of what a call says: its
-rows' places and its body. Rows that were in one call before are one again, so that its key is the one of their
-receipts; where a row is missing, or the body is another one by now, so is the key.
+`send_batch` sends a batch; `preview_calls` makes the same calls for a route test, and sends nothing. `resend_rows`
+sends rows that were parked or refused: what went out in one call as the same call, with the same key. A key is made of
+what a call says: its rows' places and its body. Rows that were in one call before are one again, so that its key is the
+one of their receipts; where a row is missing, or the body is another one by now, so is the key.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 
 from router import Resent, StartError
 from router_encoders.outbox_rows import PLACE
-from router_rest.credentials import apply
+from router_rest.credentials import make_login
 from router_rest.delivery.answer import BulkResults, Policy, next_steps
 from router_rest.delivery.batcher import FORMER_CALL_COLUMN, HOST_AS_LIMIT_KEY, Batcher, CallSize, RowReader
 from router_rest.delivery.call import RequestBuilder, RequestForm
@@ -60,43 +60,46 @@ if TYPE_CHECKING:
     from router_rest.rate_limit.server import LeaseServer
     from router_rest.templates import Body
 
-PER_TASK = 64
+CALLS_IN_FLIGHT_PER_TASK = 64
 """Calls in flight that one task can handle."""
-SPEED = 1000.0
+CALLS_PER_SECOND_PER_TASK = 1000.0
 """Calls per second that one task can make, with a reserve."""
-ORDERS = 256
+ORDERS_PER_TASK = 256
 """Orders of a task where rows keep one: more than calls in flight, because some keys have more rows than others."""
-GROUPS = 4096
+MAX_OPEN_GROUPS = 4096
 """Keys of `group_by` whose calls are filled at once: with more, calls that are not full go out."""
-PRODUCT = {"User-Agent": f"spark-event-router/{version('spark-event-router')}", "Accept": "application/json, */*;q=0.5"}
+DEFAULT_HEADERS = {
+    "User-Agent": f"spark-event-router/{version('spark-event-router')}",
+    "Accept": "application/json, */*;q=0.5",
+}
 """Headers that every call has unless the configuration says otherwise."""
-ASKED_AHEAD = 0.05
+KEY_TOKENS_AHEAD_SECONDS = 0.05
 """Seconds for which tokens of one key are asked for at a time."""
-REBUILT = 60.0
+MIN_REBUILT_LIMIT_SECONDS = 60.0
 """Seconds of the shortest limit that is rebuilt from receipts at the start."""
 CALL_COLUMNS = ("query", "call_id", "attempts", "at", "limit_name", "limit_key")
-EXCERPT, ANSWER, BULK = 1 << 16, 1 << 20, 1 << 24
+EXCERPT_READ_BYTES, ANSWER_READ_BYTES, BULK_READ_BYTES = 1 << 16, 1 << 20, 1 << 24
 """Bytes of an answer that are read: for its receipt, to be landed or asked by rules, to be read by row."""
-QUIETEST = 10
+MIN_SPARK_SILENCE_SECONDS = 10
 """Seconds of silence that Spark has to allow a task at least: it reports every two, later on a busy machine."""
-KILL = ("spark.sql.execution.pyspark.udf.killOnIdleTimeout", "spark.python.worker.killOnIdleTimeout")
-SILENT = ("spark.sql.execution.pyspark.udf.idleTimeoutSeconds", "spark.python.worker.idleTimeoutSeconds")
+KILL_SETTINGS = ("spark.sql.execution.pyspark.udf.killOnIdleTimeout", "spark.python.worker.killOnIdleTimeout")
+IDLE_TIMEOUT_SETTINGS = ("spark.sql.execution.pyspark.udf.idleTimeoutSeconds", "spark.python.worker.idleTimeoutSeconds")
 """Settings of Spark 4.1 and later, each with the one that Spark takes where it is not set."""
 
 
 def check_spark(spark: SparkSession) -> None:
     """Raise StartError if Spark would run a task twice, or end one that waits for its API."""
-    if _set(spark, "spark.speculation") == "true":
+    if _first_set(spark, "spark.speculation") == "true":
         raise StartError("spark.speculation is on: a copy of a task would send its calls again; set it to false")
-    idle_timeout = _set(spark, *SILENT) or "0"
-    if _set(spark, *KILL) == "true" and 0 < _seconds(idle_timeout) < QUIETEST:
+    idle_timeout = _first_set(spark, *IDLE_TIMEOUT_SETTINGS) or "0"
+    if _first_set(spark, *KILL_SETTINGS) == "true" and 0 < _span_seconds(idle_timeout) < MIN_SPARK_SILENCE_SECONDS:
         raise StartError(
-            f"{SILENT[1]} is {idle_timeout}, and {KILL[1]} is on: Spark would kill a task that waits for its API; "
-            f"set it to {QUIETEST} or more"
+            f"{IDLE_TIMEOUT_SETTINGS[1]} is {idle_timeout}, and {KILL_SETTINGS[1]} is on: "
+            f"Spark would kill a task that waits for its API; set it to {MIN_SPARK_SILENCE_SECONDS} or more"
         )
 
 
-def _seconds(span: str) -> float:
+def _span_seconds(span: str) -> float:
     """Return the seconds of a span as Spark's settings have it: 10, 10s, 5min; none if it is written otherwise."""
     number_and_unit = re.fullmatch(r"\s*(\d+)\s*(us|ms|s|m|min|h|d)?\s*", span)
     if number_and_unit is None:
@@ -105,7 +108,7 @@ def _seconds(span: str) -> float:
     return int(number_and_unit[1]) * units.get(number_and_unit[2] or "s", 1)
 
 
-def _set(spark: SparkSession, *names: str) -> str:
+def _first_set(spark: SparkSession, *names: str) -> str:
     """Return the first of some settings that is set; empty if none is."""
     for name in names:
         value = spark.conf.get(name, None)
@@ -128,7 +131,7 @@ class OpenSink:
     columns: Callable[[DataFrame], DataFrame]
     credentials: Callable[[], Credentials]
 
-    def plan(self, events: DataFrame, batch: Batch, *, whole: bool = False) -> PartitionPlan:
+    def plan_tasks(self, events: DataFrame, batch: Batch, *, whole: bool = False) -> PartitionPlan:
         """Return which task gets which rows; `whole`: each gets whole source partitions."""
         options = self.options
         return load_or_make_plan(
@@ -149,22 +152,24 @@ class OpenSink:
         return rows.withColumn("_to", F.lit(None).cast("string"))
 
 
-def post(sink: OpenSink, events: DataFrame, batch: Batch) -> Outcome:
+def send_batch(sink: OpenSink, events: DataFrame, batch: Batch) -> Outcome:
     """Send a batch; return what became of its rows. Raises as `BatchJob.run` does."""
-    with posting(sink, events, batch, sink.plan(events, batch), sink.options.poison_share) as job:
+    with open_batch_job(sink, events, batch, sink.plan_tasks(events, batch), sink.options.poison_share) as job:
         return job.run()
 
 
 @contextmanager
-def posting(sink: OpenSink, events: DataFrame, batch: Batch, plan: PartitionPlan, share: float) -> Iterator[BatchJob]:
+def open_batch_job(
+    sink: OpenSink, events: DataFrame, batch: Batch, plan: PartitionPlan, share: float
+) -> Iterator[BatchJob]:
     """Admit the tasks of a batch for as long as a `with` block; yield the job that sends it.
 
     `share` of the rows may be refused.
     """
     options = sink.options
-    address_for_tasks, listen_address = hosts(events.sparkSession)
+    address_for_tasks, listen_address = driver_hosts(events.sparkSession)
     leases = lease_server(address_for_tasks, listen_address)
-    with admitted(sink, leases, batch) as address:
+    with admit_tasks(sink, leases, batch) as address:
         job = TaskJob(
             owner=replace(owner_of(batch), limit=options.limit),
             parts=batch.parts(options.receipts),
@@ -174,7 +179,7 @@ def posting(sink: OpenSink, events: DataFrame, batch: Batch, plan: PartitionPlan
             policy=policy_of(options),
             address=address,
             client=client_arguments(options, sink.folder, plan.tasks),
-            authorise=apply,
+            authorise=make_login,
             dead_at_most=allowed_refusals(plan.rows, share),
             responses=responses_of(options, batch),
             bytes_in_flight=options.bytes_in_flight,
@@ -209,10 +214,10 @@ def responses_of(sink: RestOptions, batch: Batch) -> Responses | None:
 
 
 @contextmanager
-def admitted(sink: OpenSink, leases: LeaseServer, batch: Batch) -> Iterator[ServerAddress]:
+def admit_tasks(sink: OpenSink, leases: LeaseServer, batch: Batch) -> Iterator[ServerAddress]:
     """Admit the tasks of a batch to their limit for as long as a `with` block; yield where they reach it."""
     options = sink.options
-    limits = tuple(RateLimit(limit.calls, limit.rows, limit.seconds) for limit in options.pace())
+    limits = tuple(RateLimit(limit.calls, limit.rows, limit.seconds) for limit in options.stated_limits())
     credentials = sink.credentials()
     # The tasks are told the address afterwards: none of them takes a token before the earlier calls are counted.
     try:
@@ -220,7 +225,7 @@ def admitted(sink: OpenSink, leases: LeaseServer, batch: Batch) -> Iterator[Serv
             batch.key,
             options.limit,
             Pace(limits, options.max_in_flight, keyed=options.limit_by is not None),
-            credentials=credentials.current,
+            credentials=credentials.current_credentials,
             stop=batch.stop.is_set,
         )
         count_earlier_calls(options, leases, batch)
@@ -237,7 +242,9 @@ def count_earlier_calls(options: RestOptions, leases: LeaseServer, batch: Batch)
 
     Those in the table are counted for all sinks under the limit at once: another of them may have no rows now.
     """
-    longest = max((one.seconds for one in options.pace() if one.seconds >= REBUILT), default=0.0)
+    longest = max(
+        (one.seconds for one in options.stated_limits() if one.seconds >= MIN_REBUILT_LIMIT_SECONDS), default=0.0
+    )
     if not longest:
         return
     table = f"{batch.query}: {options.receipts}"
@@ -277,7 +284,7 @@ def read_earlier_calls(options: RestOptions, batch: Batch, longest: float) -> li
     return calls
 
 
-def hosts(spark: SparkSession) -> tuple[str, str]:
+def driver_hosts(spark: SparkSession) -> tuple[str, str]:
     """Return the address of the driver for its executors, and the one to listen at (empty: the same)."""
     context = spark.sparkContext
     if str(context.master).startswith("local"):
@@ -290,10 +297,10 @@ def tasks_of(sink: RestOptions, spark: SparkSession | None = None) -> int:
     """Return how many tasks send: as many as configured, else as few as the limits need, and one per core at most."""
     if sink.tasks is not None:
         return sink.tasks
-    tasks = ceil(sink.max_in_flight / PER_TASK)
+    tasks = ceil(sink.max_in_flight / CALLS_IN_FLIGHT_PER_TASK)
     calls_per_second = _slowest_limit(sink)
     if calls_per_second is not None:
-        tasks = max(tasks, ceil(calls_per_second / SPEED))
+        tasks = max(tasks, ceil(calls_per_second / CALLS_PER_SECOND_PER_TASK))
     if spark is None:
         return tasks
     return min(tasks, spark.sparkContext.defaultParallelism)
@@ -301,18 +308,18 @@ def tasks_of(sink: RestOptions, spark: SparkSession | None = None) -> int:
 
 def _slowest_limit(sink: RestOptions) -> float | None:
     """Return the calls per second that the limits allow; None if no limit counts calls."""
-    return min((limit.calls / limit.seconds for limit in sink.pace() if limit.calls is not None), default=None)
+    return min((limit.calls / limit.seconds for limit in sink.stated_limits() if limit.calls is not None), default=None)
 
 
 def cut_of(sink: RestOptions) -> CallSize:
     """Return how calls are cut."""
-    bytes_of_rows = sink.bytes_per_call - sink.joined.frame(1)
+    bytes_of_rows = sink.bytes_per_call - sink.body_maker.frame_bytes(1)
     return CallSize(
         sink.rows_per_call,
         max(1, bytes_of_rows),
-        orders=ORDERS if sink.ordered_by else 0,
+        orders=ORDERS_PER_TASK if sink.ordered_by else 0,
         open=max(2 * bytes_of_rows, sink.bytes_in_flight // 4),
-        groups=GROUPS if sink.group_by else 0,
+        groups=MAX_OPEN_GROUPS if sink.group_by else 0,
     )
 
 
@@ -322,10 +329,10 @@ def form_of(sink: RestOptions) -> RequestForm:
     return RequestForm(
         method="" if sink.method.sql else sink.method.name,
         url="" if sink.template.fields else sink.url,
-        headers=PRODUCT,
-        body=sink.joined,
+        headers=DEFAULT_HEADERS,
+        body=sink.body_maker,
         key_header=sink.key_header if has_own_key else None,
-        named=tuple(sink.rendered),
+        named=tuple(sink.rendered_headers),
         row_key=not has_own_key and sink.key_header is not None,
         quoted=sink.id_header is None,
     )
@@ -345,8 +352,8 @@ def of_key(sink: RestOptions) -> int:
     """Return how many calls of one key may ask for a token at a time: as many as its limits allow soon."""
     if sink.limit_by is None:
         return 0
-    calls_per_second = _slowest_limit(sink) or SPEED
-    return max(1, min(sink.max_in_flight // 2, ceil(calls_per_second * ASKED_AHEAD)))
+    calls_per_second = _slowest_limit(sink) or CALLS_PER_SECOND_PER_TASK
+    return max(1, min(sink.max_in_flight // 2, ceil(calls_per_second * KEY_TOKENS_AHEAD_SECONDS)))
 
 
 def client_arguments(sink: RestOptions, folder: Path, tasks: int) -> dict[str, Any]:
@@ -358,11 +365,11 @@ def client_arguments(sink: RestOptions, folder: Path, tasks: int) -> dict[str, A
     tls = sink.tls.resolve_paths(folder)
     times = sink.timeouts
     shares = 2 if sink.ordered_by else 1
-    answer_bytes = EXCERPT
+    answer_bytes = EXCERPT_READ_BYTES
     if sink.results:
-        answer_bytes = BULK
+        answer_bytes = BULK_READ_BYTES
     elif sink.responses or sink.answers:
-        answer_bytes = ANSWER
+        answer_bytes = ANSWER_READ_BYTES
     return {
         "connect": times.connect,
         "read": times.read,
@@ -375,7 +382,7 @@ def client_arguments(sink: RestOptions, folder: Path, tasks: int) -> dict[str, A
     }
 
 
-def calls(
+def preview_calls(
     sink: RestOptions, rows: DataFrame, encoding: Encoding, answer: GivenAnswer | None = None
 ) -> Iterator[dict[str, Any]]:
     """Yield the calls of a small batch, as one task would make them; rows of which no call can be made are left out.
@@ -385,8 +392,8 @@ def calls(
     Nothing here is secret: tasks add the login.
     """
     builder = RequestBuilder(form_of(sink))
-    for call in _cut(sink, rows, encoding):
-        body = sink.joined.join(call.rows)
+    for call in _cut_calls(sink, rows, encoding):
+        body = sink.body_maker.join_rows(call.rows)
         try:
             request = builder.build_request(call.url, body, "")
         except ValueError:  # its URL is none: a dead letter
@@ -395,16 +402,16 @@ def calls(
         shown = {
             "method": method,
             "url": request.url,
-            "headers": {**sink.joined.headers, **dict(zip(sink.rendered, values, strict=True))},
-            "body": _shown(body, sink.joined),
+            "headers": {**sink.body_maker.headers, **dict(zip(sink.rendered_headers, values, strict=True))},
+            "body": _show_body(body, sink.body_maker),
             "rows": len(call),
         }
         if answer is not None:
-            shown |= _answered(policy_of(sink), call, answer, method)
+            shown |= _preview_answer(policy_of(sink), call, answer, method)
         yield shown
 
 
-def _answered(policy: Policy, call: Call, answer: GivenAnswer, method: str) -> dict[str, Any]:
+def _preview_answer(policy: Policy, call: Call, answer: GivenAnswer, method: str) -> dict[str, Any]:
     """Return the `outcome` of a call, or of each of its rows where they differ, and the `reason`."""
     response = Response(answer.status, ResponseHeaders.from_pairs(answer.headers.items()), answer.body, 0.0, whole=True)
     steps = next_steps(policy, call, response, method)
@@ -414,8 +421,8 @@ def _answered(policy: Policy, call: Call, answer: GivenAnswer, method: str) -> d
     return {"outcome": [outcome for outcome, _ in steps], "reason": [reason for _, reason in steps]}
 
 
-def _cut(sink: RestOptions, rows: DataFrame, encoding: Encoding) -> Iterator[Call]:
-    reader = RowReader(encoding, sink.joined, urls=bool(sink.template.fields), values=sink.named_by_rows)
+def _cut_calls(sink: RestOptions, rows: DataFrame, encoding: Encoding) -> Iterator[Call]:
+    reader = RowReader(encoding, sink.body_maker, urls=bool(sink.template.fields), values=sink.named_by_rows)
     batcher = Batcher(cut_of(sink))
     for batch in rows.coalesce(1).sortWithinPartitions(*PLACE).toArrow().to_batches():
         for taken in reader.read_rows(batch):
@@ -424,7 +431,7 @@ def _cut(sink: RestOptions, rows: DataFrame, encoding: Encoding) -> Iterator[Cal
     yield from batcher.flush_calls()
 
 
-def _shown(body: bytes, made: Body) -> Any:
+def _show_body(body: bytes, made: Body) -> Any:
     """Return a body as its values where it is JSON, those of each line for lines; else as text, or in base64."""
     try:
         text = body.decode()
@@ -438,17 +445,17 @@ def _shown(body: bytes, made: Body) -> Any:
         return text
 
 
-FIRST = "_first"
+FIRST_OFFSET_COLUMN = "_first"
 """The first offset of a row's former call: calls are sent in its order, and rows of one call follow each other."""
 
 
-def resend(sink: OpenSink, events: DataFrame, aside: DataFrame, batch: Batch) -> Resent:
+def resend_rows(sink: OpenSink, events: DataFrame, aside: DataFrame, batch: Batch) -> Resent:
     """Send rows again, and write their receipts; return what became of them."""
     parts = batch.parts(sink.options.receipts)
     why_left = ""
     if not parts.committed():
         try:
-            _deliver(sink, events, aside, batch)
+            _deliver_again(sink, events, aside, batch)
         except (StartError, ConnectionError) as error:
             why_left = str(error)
     responses = responses_of(sink.options, batch)
@@ -460,20 +467,20 @@ def resend(sink: OpenSink, events: DataFrame, aside: DataFrame, batch: Batch) ->
     # Rows that were dead before have their dead letters: only parked ones get new ones.
     refused = result.refused
     if refused is not None:
-        refused = _with(refused, aside.filter(F.col("status") == "parked"))
-    return Resent(_moved(aside, parts), refused, result.in_doubt, why_left)
+        refused = _rows_in(refused, aside.filter(F.col("status") == "parked"))
+    return Resent(_count_moves(aside, parts), refused, result.in_doubt, why_left)
 
 
-def _deliver(sink: OpenSink, events: DataFrame, aside: DataFrame, batch: Batch) -> None:
-    plan = sink.plan(events, batch, whole=True)
-    with posting(sink, events, batch, plan, _share(sink.options, aside, plan)) as job:
+def _deliver_again(sink: OpenSink, events: DataFrame, aside: DataFrame, batch: Batch) -> None:
+    plan = sink.plan_tasks(events, batch, whole=True)
+    with open_batch_job(sink, events, batch, plan, _refusable_share(sink.options, aside, plan)) as job:
         job.events = _in_calls(job.columns(job.events), aside)
         job.columns = _as_they_are
-        job.order = ("_topic", "_partition", FIRST, "_offset")
+        job.order = ("_topic", "_partition", FIRST_OFFSET_COLUMN, "_offset")
         job.deliver_all()
 
 
-def _share(sink: RestOptions, aside: DataFrame, plan: PartitionPlan) -> float:
+def _refusable_share(sink: RestOptions, aside: DataFrame, plan: PartitionPlan) -> float:
     """Return what share of the rows may be refused: all that were dead, and the usual share of the parked ones."""
     dead = aside.filter(F.col("status") == "dead").count()
     most = dead + sink.poison_share * (plan.rows - dead)
@@ -487,8 +494,12 @@ def _in_calls(rows: DataFrame, aside: DataFrame) -> DataFrame:
     # A row that was in no call is sent alone, where its offset puts it.
     own = F.col(FORMER_CALL_COLUMN).isNull()
     first = F.when(own, F.col("_offset")).otherwise(F.min("_offset").over(of_call))
-    same_row = [F.col(new).eqNullSafe(F.col(f"_of_{old}")) for new, old in _PAIRS]
-    return rows.join(calls, same_row).withColumn(FIRST, first).drop(*(f"_of_{name}" for name in PLACE_COLUMNS))
+    same_row = [F.col(new).eqNullSafe(F.col(f"_of_{old}")) for new, old in _PLACE_PAIRS]
+    return (
+        rows.join(calls, same_row)
+        .withColumn(FIRST_OFFSET_COLUMN, first)
+        .drop(*(f"_of_{name}" for name in PLACE_COLUMNS))
+    )
 
 
 def _prefixed_places(prefix: str) -> list[Column]:
@@ -500,12 +511,12 @@ def _as_they_are(rows: DataFrame) -> DataFrame:
     return rows
 
 
-def _with(rows: DataFrame, aside: DataFrame) -> DataFrame:
+def _rows_in(rows: DataFrame, aside: DataFrame) -> DataFrame:
     """Return the rows that another frame also has."""
-    return rows.join(aside, [F.col(new).eqNullSafe(F.col(old)) for new, old in _PAIRS], "left_semi")
+    return rows.join(aside, [F.col(new).eqNullSafe(F.col(old)) for new, old in _PLACE_PAIRS], "left_semi")
 
 
-def _moved(aside: DataFrame, parts: Parts) -> dict[tuple[str, str], int]:
+def _count_moves(aside: DataFrame, parts: Parts) -> dict[tuple[str, str], int]:
     """Count rows by their status before the replay and after it."""
     counts = count_receipts(parts)
     if not counts.num_rows:
@@ -517,7 +528,7 @@ def _moved(aside: DataFrame, parts: Parts) -> dict[tuple[str, str], int]:
     return {(row["status"], row["now"]): row["count"] for row in both.collect()}
 
 
-_PAIRS = tuple(zip(PLACE, PLACE_COLUMNS, strict=True))
+_PLACE_PAIRS = tuple(zip(PLACE, PLACE_COLUMNS, strict=True))
 
 
 def set_aside(receipts: DataFrame, query: str, route: str, sink: str) -> DataFrame:

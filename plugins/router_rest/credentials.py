@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from router_rest.auth import ApiKey, Auth, Hmac
     from router_rest.rate_limit.client import LeaseClient
 
-FIXED = "1"
+FIXED_VERSION = "1"
 """The version of credentials that do not change."""
-MASK = b"***"
-AGAIN = 5.0
+SECRET_MASK = b"***"
+CREDENTIALS_RETRY_SECONDS = 5.0
 """Seconds after which a task that got no credentials asks for them again."""
-SHORTEST_SECRET = 4
+MIN_SECRET_CHARS = 4
 """Characters: an answer is not searched for shorter texts, which are found everywhere."""
 
 
@@ -66,8 +66,8 @@ class Credentials:
     ) -> None:
         self._auth = auth
         self._secrets = secrets_of(auth, proxy)
-        self._headers = {name: _open(value) for name, value in (headers or {}).items()}
-        self._proxies = proxies_of(_open(proxy)) if proxy is not None else None
+        self._headers = {name: _reveal_secret(value) for name, value in (headers or {}).items()}
+        self._proxies = proxies_of(_reveal_secret(proxy)) if proxy is not None else None
         self._tokens: TokenSource | None = None
         self._keys: AwsKeys | None = None
         if auth is not None and auth.jwt is not None:
@@ -79,24 +79,24 @@ class Credentials:
             tls = auth.oauth.tls.resolve_paths(folder)
             oauth = auth.oauth.model_copy(update={"tls": tls})
             self._tokens = Tokens(oauth, seconds=seconds, verify=tls.verify, proxies=self._proxies, clock=clock)
-        self._fixed = {"headers": self._headers, "proxies": self._proxies, **_fixed(auth, self._headers)}
+        self._fixed = {"headers": self._headers, "proxies": self._proxies, **_fixed_login(auth, self._headers)}
         self._fixed["secrets"] = self._secrets
 
-    def current(self, refused: str = "") -> dict[str, Any]:
-        """Return what `apply` takes, as JSON has it; `refused` is the `version` of one that was answered with 401.
+    def current_credentials(self, refused: str = "") -> dict[str, Any]:
+        """Return what `make_login` takes, as JSON has it; `refused` is the `version` of one that was answered with 401.
 
         May ask a token server. Raises ConnectionError while that is unavailable, StartError when it refuses this
         client.
         """
         if self._keys is not None:
-            keys = self._keys.current()
+            keys = self._keys.current_keys()
             secrets = [*self._secrets, keys["secret_access_key"]]
             if keys["session_token"]:
                 secrets.append(keys["session_token"])
-            times = _times(renewal=self._keys.seconds_left)
-            return {"version": FIXED, **self._fixed, "sigv4": keys, "secrets": secrets, **times}
+            times = _json_times(renewal=self._keys.seconds_left)
+            return {"version": FIXED_VERSION, **self._fixed, "sigv4": keys, "secrets": secrets, **times}
         if self._tokens is None:
-            return {"version": FIXED, **self._fixed}
+            return {"version": FIXED_VERSION, **self._fixed}
         try:
             if refused.isascii() and refused.isdigit() and int(refused):
                 token = self._tokens.other_than(int(refused))
@@ -107,14 +107,14 @@ class Credentials:
         except Refuses as fault:
             raise StartError(str(fault)) from None
         headers = {**self._headers, "Authorization": f"Bearer {token.text}"}
-        times = _times(renewal=self._tokens.seconds_to_renewal, good=self._tokens.seconds_good)
+        times = _json_times(renewal=self._tokens.seconds_to_renewal, good=self._tokens.seconds_good)
         return {"version": str(token.number), **self._fixed, "headers": headers, **times}
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("credentials stay on the driver")
 
 
-def _times(**seconds: float) -> dict[str, float]:
+def _json_times(**seconds: float) -> dict[str, float]:
     """Return the times of credentials, as JSON has them: without those that never come.
 
     After `renewal` seconds a task asks again, and until `good` seconds it does not wait for the answer.
@@ -122,42 +122,42 @@ def _times(**seconds: float) -> dict[str, float]:
     return {name: value for name, value in seconds.items() if value != float("inf")}
 
 
-def _fixed(auth: Auth | None, headers: Mapping[str, str]) -> dict[str, Any]:
+def _fixed_login(auth: Auth | None, headers: Mapping[str, str]) -> dict[str, Any]:
     """Return what a login that does not change adds to the credentials."""
     if auth is None or auth.oauth or auth.jwt or auth.sigv4:
         return {}
     if auth.basic is not None:
-        login = f"{auth.basic.user}:{_open(auth.basic.password)}".encode()
+        login = f"{auth.basic.user}:{_reveal_secret(auth.basic.password)}".encode()
         return {"headers": {**headers, "Authorization": f"Basic {base64.b64encode(login).decode()}"}}
     if auth.bearer is not None:
-        return {"headers": {**headers, "Authorization": f"Bearer {_open(auth.bearer)}"}}
+        return {"headers": {**headers, "Authorization": f"Bearer {_reveal_secret(auth.bearer)}"}}
     if auth.api_key is not None:
         return _api_key(auth.api_key, headers)
     if auth.hmac is not None:
-        return {"hmac": _hmac(auth.hmac)}
+        return {"hmac": _hmac_options(auth.hmac)}
     options = {}
     for name, value in auth.options.items():
-        options[name] = _open(value) if isinstance(value, Secret) else value
+        options[name] = _reveal_secret(value) if isinstance(value, Secret) else value
     return {"plugin": auth.plugin, "options": options}
 
 
 def _api_key(key: ApiKey, headers: Mapping[str, str]) -> dict[str, Any]:
     if key.header is not None:
-        return {"headers": {**headers, key.header: _open(key.value)}}
-    return {"query": {key.query: _open(key.value)}}
+        return {"headers": {**headers, key.header: _reveal_secret(key.value)}}
+    return {"query": {key.query: _reveal_secret(key.value)}}
 
 
-def _hmac(options: Hmac) -> dict[str, Any]:
-    _open(options.key)
+def _hmac_options(options: Hmac) -> dict[str, Any]:
+    _reveal_secret(options.key)
     plain = options.model_dump(exclude={"key", "key_encoding"})
-    return {**plain, "key": base64.b64encode(options.secret()).decode()}
+    return {**plain, "key": base64.b64encode(options.key_bytes()).decode()}
 
 
 def secrets_of(auth: Auth | None, proxy: Secret | None) -> list[str]:
     """Return the texts that no answer may be kept with, in addition to the values of headers, which are also secret."""
     texts = []
     if proxy is not None:
-        for scheme, url in proxies_of(_open(proxy)).items():
+        for scheme, url in proxies_of(_reveal_secret(proxy)).items():
             if scheme != "no":
                 texts.append(unquote(urlsplit(url).password or ""))
     if auth is None:
@@ -176,10 +176,10 @@ def secrets_of(auth: Auth | None, proxy: Secret | None) -> list[str]:
         secrets += [auth.sigv4.secret_access_key, auth.sigv4.session_token]
     if auth.oauth is not None:
         secrets += auth.oauth.secrets
-    return texts + [_open(secret) for secret in secrets if secret is not None]
+    return texts + [_reveal_secret(secret) for secret in secrets if secret is not None]
 
 
-def _open(secret: Secret) -> str:
+def _reveal_secret(secret: Secret) -> str:
     text = secret.get_secret_value()
     if not text:
         raise StartError("secrets do not travel to other processes: ask for credentials on the driver")
@@ -193,8 +193,8 @@ def proxies_of(proxy: str) -> dict[str, str]:
     return {"http": proxy, "https": proxy}
 
 
-def apply(credentials: Mapping[str, Any], clock: Callable[[], float] = time.time) -> AuthBase:
-    """Return the login that adds what `Credentials.current` returned to a request. Runs on executors.
+def make_login(credentials: Mapping[str, Any], clock: Callable[[], float] = time.time) -> AuthBase:
+    """Return the login that adds what `Credentials.current_credentials` returned to a request. Runs on executors.
 
     Apply it to a new copy of the request for every attempt: a signature holds the time. Then neither the request nor
     its URL may be logged. `clock` returns seconds since 1970.
@@ -205,7 +205,7 @@ def apply(credentials: Mapping[str, Any], clock: Callable[[], float] = time.time
     elif "sigv4" in credentials:
         signer = AwsSignature(credentials["sigv4"])
     elif "plugin" in credentials:
-        signer = load(credentials["plugin"], credentials["options"])
+        signer = load_auth(credentials["plugin"], credentials["options"])
     return LoginAuth(credentials["headers"], credentials.get("query") or {}, signer)
 
 
@@ -227,7 +227,7 @@ class LoginAuth(AuthBase):
         return request if self._signer is None else self._signer(request)
 
 
-def load(named: str, options: Mapping[str, Any]) -> AuthBase:
+def load_auth(named: str, options: Mapping[str, Any]) -> AuthBase:
     """Return the object of a plugin's class; raise StartError, without its text, for it may hold an option."""
     module, _, name = named.partition(":")
     try:
@@ -247,7 +247,7 @@ def forms_of(secret: str) -> tuple[bytes, ...]:
     its ends also depend on the neighbours, and are left out.
     """
     plain = secret.encode()
-    if len(plain) < SHORTEST_SECRET:
+    if len(plain) < MIN_SECRET_CHARS:
         return ()
     escaped = {json.dumps(secret)[1:-1], html.escape(secret), quote(secret, safe=""), quote(secret), quote_plus(secret)}
     escaped |= {text.replace("/", "\\/") for text in escaped} | {secret}
@@ -258,7 +258,7 @@ def forms_of(secret: str) -> tuple[bytes, ...]:
         whole = base64.b64encode(bytes(before) + plain).rstrip(b"=")
         inner = whole[(0, 2, 3)[before] : (len(plain) + before) * 8 // 6]
         forms |= {inner, inner.replace(b"+", b"-").replace(b"/", b"_"), inner.replace(b"/", b"\\/")}
-    return _longest_first(form for form in forms if len(form) >= SHORTEST_SECRET)
+    return _longest_first(form for form in forms if len(form) >= MIN_SECRET_CHARS)
 
 
 def _longest_first(forms: Iterable[bytes]) -> tuple[bytes, ...]:
@@ -276,26 +276,26 @@ class SecretMask:
         self._forms = _longest_first(forms)
 
     @classmethod
-    def of(cls, credentials: Mapping[str, Any]) -> SecretMask:
+    def for_credentials(cls, credentials: Mapping[str, Any]) -> SecretMask:
         """Return the mask over what the driver gave a task."""
         query = credentials.get("query") or {}
-        return cls([*credentials.get("secrets", ()), *_words(credentials.get("headers", {})), *query.values()])
+        return cls([*credentials.get("secrets", ()), *_secret_words(credentials.get("headers", {})), *query.values()])
 
     def hide(self, text: bytes) -> bytes:
-        """Return a text with MASK in place of each secret."""
+        """Return a text with SECRET_MASK in place of each secret."""
         for form in self._forms:
             if form in text:
-                text = text.replace(form, MASK)
+                text = text.replace(form, SECRET_MASK)
         return text
 
     def and_of(self, headers: Mapping[str, Any]) -> SecretMask:
         """Return a mask also over the values of some headers: those that a plugin has made."""
-        mask = SecretMask(_words(headers))
+        mask = SecretMask(_secret_words(headers))
         mask._forms = _longest_first([*mask._forms, *self._forms])
         return mask
 
 
-def _words(headers: Mapping[str, Any]) -> Iterator[str]:
+def _secret_words(headers: Mapping[str, Any]) -> Iterator[str]:
     """Yield the values of headers, and what follows the scheme of a login; of a basic one also the password."""
     for value in headers.values():
         text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
@@ -331,9 +331,9 @@ class TaskLogin:
 
     async def open(self) -> None:
         """Get the first credentials. Raises LookupError when the driver has none."""
-        self._take(await self.lease.fetch_credentials())
+        self._use_credentials(await self.lease.fetch_credentials())
 
-    def auth(self, request: PreparedRequest) -> PreparedRequest:
+    def authorise_request(self, request: PreparedRequest) -> PreparedRequest:
         """Return a request with its credentials."""
         assert self._auth is not None
         if not self._plugin:
@@ -345,7 +345,7 @@ class TaskLogin:
         self.mask = self._given.and_of(headers)
         return authorised
 
-    async def renewed(self, refused: str) -> bool:
+    async def has_renewed(self, refused: str) -> bool:
         """Return whether there are other credentials than a refused version. One call asks for all that wait."""
         times_asked = self._asked
         async with self._lock:
@@ -354,31 +354,31 @@ class TaskLogin:
             if self._asked != times_asked:  # another call has asked, in vain, while this one waited
                 return False
             with suppress(LookupError, StartError):  # the driver has none now, and has logged it
-                self._take(await self.lease.fetch_credentials(refused))
+                self._use_credentials(await self.lease.fetch_credentials(refused))
             self._asked += 1
             return self.version != refused
 
-    async def refresh(self) -> None:
+    async def refresh_credentials(self) -> None:
         """Ask for new credentials when these are about to end; wait for them only if these have ended."""
         if self.clock() < self._renew_at:
             return
         if self._renewal is None or self._renewal.done():
-            self._renewal = asyncio.create_task(self._renew())
+            self._renewal = asyncio.create_task(self._fetch_credentials())
         if self.clock() >= self._good_until:
             await asyncio.shield(self._renewal)  # a call that is cancelled ends only its own wait
 
-    async def _renew(self) -> None:
+    async def _fetch_credentials(self) -> None:
         async with self._lock:
-            self._renew_at = self.clock() + AGAIN
+            self._renew_at = self.clock() + CREDENTIALS_RETRY_SECONDS
             # The driver has none now, and has logged it; or it is gone, which the calls are told by their lease.
             with suppress(LookupError, StartError, LeaseEnded):
-                self._take(await self.lease.fetch_credentials())
+                self._use_credentials(await self.lease.fetch_credentials())
 
-    def _take(self, given: Mapping[str, Any]) -> None:
+    def _use_credentials(self, given: Mapping[str, Any]) -> None:
         self.version = str(given["version"])
         self._renew_at = self.clock() + given.get("renewal", float("inf"))
         self._good_until = self.clock() + given.get("good", float("inf"))
         self.proxies = given.get("proxies")
         self._plugin = "plugin" in given
-        self._given = self.mask = SecretMask.of(given)
+        self._given = self.mask = SecretMask.for_credentials(given)
         self._auth = self.make(given)

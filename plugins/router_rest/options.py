@@ -15,7 +15,7 @@ from router_http.options import Secret, SecretOptions, Tls, check_header, checke
 from router_rest.auth import Auth
 from router_rest.delivery.answer import AnswerRule, Then
 from router_rest.delivery.batcher import HOST_AS_LIMIT_KEY
-from router_rest.presets import expanded
+from router_rest.presets import expand_preset
 from router_rest.templates import (
     MEDIA_TYPES,
     Body,
@@ -37,27 +37,27 @@ if TYPE_CHECKING:
 
     from router_rest.templates import UrlTemplate
 
-_UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_WORDS = {"second": "s", "minute": "min", "hour": "h", "day": "d"}
-_DURATION = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{1,6})?)?\s*([a-z]+)\s*")
+_UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_UNIT_OF_WORD = {"second": "s", "minute": "min", "hour": "h", "day": "d"}
+_DURATION_PATTERN = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{1,6})?)?\s*([a-z]+)\s*")
 
 
-def seconds(value: Any) -> Any:
+def parse_seconds(value: Any) -> Any:
     """Return the seconds of `10 s`, `5 min`, `1 h`, `hour`; a number is seconds already."""
     if not isinstance(value, str):
         return value
-    number_and_unit = _DURATION.fullmatch(value)
+    number_and_unit = _DURATION_PATTERN.fullmatch(value)
     unit = ""
     if number_and_unit is not None:
-        unit = _WORDS.get(number_and_unit[2].removesuffix("s"), number_and_unit[2])
-    if number_and_unit is None or unit not in _UNITS:
+        unit = _UNIT_OF_WORD.get(number_and_unit[2].removesuffix("s"), number_and_unit[2])
+    if number_and_unit is None or unit not in _UNIT_SECONDS:
         raise ValueError("write a number and a unit: 500 ms, 10 s, 5 min, 1 h, 1 d")
-    return float(number_and_unit[1] or 1) * _UNITS[unit]
+    return float(number_and_unit[1] or 1) * _UNIT_SECONDS[unit]
 
 
 Seconds = Annotated[
     float,
-    BeforeValidator(seconds),
+    BeforeValidator(parse_seconds),
     Field(gt=0, le=366 * 86400, allow_inf_nan=False),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number"}]}),
 ]
@@ -120,7 +120,7 @@ class Retry(SecretOptions):
 
     @field_validator("statuses")
     @classmethod
-    def _failures(cls, statuses: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    def _check_statuses(cls, statuses: tuple[int, ...] | None) -> tuple[int, ...] | None:
         for status in statuses or ():
             if not 400 <= status <= 599:
                 raise ValueError(f"{status} is no failure: statuses are from 400 to 599")
@@ -157,13 +157,13 @@ class Results(SecretOptions):
 
     @field_validator("path", "status", "id", "row_id", "reason")
     @classmethod
-    def _dotted(cls, path: str | None) -> str | None:
+    def _check_path(cls, path: str | None) -> str | None:
         if path and not all(path.split(".")):
             raise ValueError("a path is names with dots between them: index.status")
         return path
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
+    def _check_ids(self) -> Self:
         if self.row_id is not None and self.id is None:
             raise ValueError("row_id says where rows have what items have in `id`, and no `id` is given")
         return self
@@ -182,13 +182,13 @@ class AnswerOptions(SecretOptions):
 
     @field_validator("when")
     @classmethod
-    def _known(cls, when: str) -> str:
+    def _check_when(cls, when: str) -> str:
         AnswerRule.from_texts(when, "retry", None)
         return when
 
     @field_validator("reason")
     @classmethod
-    def _shown(cls, reason: str | None) -> str | None:
+    def _check_reason(cls, reason: str | None) -> str | None:
         AnswerRule.from_texts("true", "retry", reason)
         return reason
 
@@ -234,11 +234,11 @@ class BodyOptions(SecretOptions):
 
     @model_validator(mode="before")
     @classmethod
-    def _bare(cls, value: Any) -> Any:
+    def _accept_name(cls, value: Any) -> Any:
         return {"form": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _check_combination(self) -> Self:
         ways = [name for name in ("template", "text", "urlencoded") if getattr(self, name) is not None]
         if len(ways) > 1:
             raise ValueError(f"a body is one of {' and '.join(ways)}")
@@ -273,7 +273,7 @@ class BodyOptions(SecretOptions):
             return "object"
         return "array" if self.text is None else "ndjson"
 
-    def body(self, rows_per_call: int, *, json: bool, compressed: bool) -> Body:
+    def make_body(self, rows_per_call: int, *, json: bool, compressed: bool) -> Body:
         """Return how bodies are made; `json`: the values are JSON."""
         form = self.form_of(rows_per_call)
         media_type = MEDIA_TYPES[form]
@@ -301,7 +301,7 @@ class MethodOptions(SecretOptions):
 
     @model_validator(mode="before")
     @classmethod
-    def _bare(cls, value: Any) -> Any:
+    def _accept_name(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
@@ -311,7 +311,7 @@ class MethodOptions(SecretOptions):
         return self
 
 
-TAKEN = {
+TAKEN_HEADERS = {
     "content-type": "write `body: {content_type: ...}`",
     "content-encoding": "write `gzip`",
     "content-length": "it follows from the body",
@@ -327,8 +327,8 @@ def check_headers(headers: Mapping[str, Secret]) -> None:
     seen: set[str] = set()
     for name, value in headers.items():
         check_header(name, value)
-        if name.lower() in TAKEN:
-            raise ValueError(f"the header {name} belongs to the sink: {TAKEN[name.lower()]}")
+        if name.lower() in TAKEN_HEADERS:
+            raise ValueError(f"the header {name} belongs to the sink: {TAKEN_HEADERS[name.lower()]}")
         if name.lower() in seen:
             raise ValueError(f"the header {name} is given twice")
         seen.add(name.lower())
@@ -345,12 +345,12 @@ def checked_host(host: str) -> str:
     return host.lower()
 
 
-FROM_ENVIRONMENT = "environment"
+PROXY_FROM_ENVIRONMENT = "environment"
 
 
 def check_proxy(url: str) -> None:
     """Raise ValueError, which does not quote it, for an invalid URL of a proxy."""
-    if url == FROM_ENVIRONMENT:
+    if url == PROXY_FROM_ENVIRONMENT:
         return
     try:
         parts = urlsplit(url)
@@ -380,7 +380,7 @@ def check_own_headers(headers: Mapping[str, Secret], auth: Auth | None, idempote
     for name in headers:
         if name.lower() in {*logins, key_header}:
             raise ValueError(f"the header {name} is set by `auth` or `idempotency_header`; take it out of `headers`")
-    if key_header in {*logins, *TAKEN}:
+    if key_header in {*logins, *TAKEN_HEADERS}:
         raise ValueError(f"idempotency_header: {idempotency_header} is another header's name")
 
 
@@ -551,48 +551,48 @@ class RestOptions(ApplyingSink):
 
     @model_validator(mode="before")
     @classmethod
-    def _preset(cls, value: Any) -> Any:
-        return expanded(value) if isinstance(value, dict) else value
+    def _expand_preset(cls, value: Any) -> Any:
+        return expand_preset(value) if isinstance(value, dict) else value
 
     @field_validator("url")
     @classmethod
-    def _url(cls, url: str) -> str:
+    def _check_url(cls, url: str) -> str:
         parse_url(url)
         return url
 
     @field_validator("hosts")
     @classmethod
-    def _hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(map(checked_host, hosts))
 
     @field_validator("headers")
     @classmethod
-    def _headers(cls, headers: dict[str, Secret]) -> dict[str, Secret]:
+    def _check_headers(cls, headers: dict[str, Secret]) -> dict[str, Secret]:
         check_headers(headers)
         return headers
 
     @field_validator("receipts", "responses")
     @classmethod
-    def _table(cls, table: str | None) -> str | None:
+    def _check_table(cls, table: str | None) -> str | None:
         return None if table is None else check_name(table)
 
     @field_validator("proxy")
     @classmethod
-    def _proxy(cls, proxy: Secret | None) -> Secret | None:
+    def _check_proxy(cls, proxy: Secret | None) -> Secret | None:
         if proxy is not None:
             check_proxy(proxy.get_secret_value())
         return proxy
 
     @model_validator(mode="after")
-    def _together(self) -> Self:
+    def _check_combination(self) -> Self:
         written = self.model_fields_set
         check_hosts(self.template, self.hosts)
         if self.id_header is not None and "idempotency_header" in written:
             raise ValueError(f"idempotency_header: the signature says that it is {self.id_header}")
         check_own_headers(self.headers, self.auth, self.key_header)
         check_body(self.body, self.value if "value" in written else None, self.without, self.rows_per_call)
-        check_limits(self.pace(), self.rows_per_call)
-        check_limit_by(self.limit_by, self.pace(), self.template)
+        check_limits(self.stated_limits(), self.rows_per_call)
+        check_limit_by(self.limit_by, self.stated_limits(), self.template)
         if self.results is not None and self.body.form_of(self.rows_per_call) == "object":
             raise ValueError("results tell the rows of a call apart, and a call has one row")
         if self.results is None and any(answer.rule.of_items for answer in self.answers):
@@ -617,7 +617,7 @@ class RestOptions(ApplyingSink):
         return parse_url(self.url)
 
     @property
-    def rendered(self) -> dict[str, str]:
+    def rendered_headers(self) -> dict[str, str]:
         """Return the templates of headers that are made of data, by name; the idempotency key last if it is one."""
         templates = {}
         for name, value in self.headers.items():
@@ -650,12 +650,12 @@ class RestOptions(ApplyingSink):
     @property
     def named_by_rows(self) -> bool:
         """Say whether rows name the method, or values of headers."""
-        return self.method.sql is not None or bool(self.rendered)
+        return self.method.sql is not None or bool(self.rendered_headers)
 
     @property
     def fixed_headers(self) -> dict[str, Secret]:
         """Return the headers that are the same for all rows."""
-        return {name: value for name, value in self.headers.items() if name not in self.rendered}
+        return {name: value for name, value in self.headers.items() if name not in self.rendered_headers}
 
     @property
     def detached(self) -> bool:
@@ -667,7 +667,7 @@ class RestOptions(ApplyingSink):
         """Return the name of the limit; sinks of one name share it."""
         return self.limit_name or self.template.origin
 
-    def pace(self) -> tuple[Limit, ...]:
+    def stated_limits(self) -> tuple[Limit, ...]:
         """Return every stated limit of the API, of calls or rows in `seconds`."""
         limits = []
         if self.calls_per_second is not None:
@@ -677,7 +677,7 @@ class RestOptions(ApplyingSink):
         return (*limits, *self.limits)
 
     @property
-    def joined(self) -> Body:
+    def body_maker(self) -> Body:
         """Return how the rows of a call become its body; it is pickled to tasks."""
         has_text = self.body.pieces is not None or isinstance(self.value, ToJson)
-        return self.body.body(self.rows_per_call, json=has_text, compressed=self.gzip)
+        return self.body.make_body(self.rows_per_call, json=has_text, compressed=self.gzip)

@@ -135,18 +135,18 @@ SIGNATURES: dict[str, dict[str, Any]] = {
 """Options of `auth: {hmac: ...}` as receivers of webhooks expect them."""
 
 
-def expanded(written: dict[str, Any]) -> dict[str, Any]:
+def expand_preset(written: dict[str, Any]) -> dict[str, Any]:
     """Return the options that are written, with those of their preset where they say nothing."""
     name = written.get("preset")
     if not isinstance(name, str) or name not in PRESETS:
         return written
     options = dict(written)
     for key, preset_value in PRESETS[name].items():
-        options[key] = _joined(key, preset_value, written.get(key, preset_value))
+        options[key] = _join_option(key, preset_value, written.get(key, preset_value))
     return options
 
 
-def _joined(key: str, preset_value: Any, written_value: Any) -> Any:
+def _join_option(key: str, preset_value: Any, written_value: Any) -> Any:
     """Return one option: rules one after the other, options of options singly, all else as it is written."""
     if written_value is preset_value:
         return preset_value

@@ -50,18 +50,18 @@ class HmacSignature(AuthBase):
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         options = self._given
-        fields = self._fields(request)
-        digest = hmac.new(self._key, _fill(self._signed, fields), options["algorithm"]).digest()
-        fields_of_header = {"signature": self._encode(digest), "timestamp": fields["timestamp"]}
-        request.headers[options["header"]] = _fill(self._value, fields_of_header).decode()
+        fields = self._field_values(request)
+        digest = hmac.new(self._key, _fill_text(self._signed, fields), options["algorithm"]).digest()
+        fields_of_header = {"signature": self._encode_digest(digest), "timestamp": fields["timestamp"]}
+        request.headers[options["header"]] = _fill_text(self._value, fields_of_header).decode()
         if options["timestamp_header"]:
             request.headers[options["timestamp_header"]] = fields["timestamp"].decode()
         if options["body_hash_header"]:
             request.headers[options["body_hash_header"]] = fields["body_hash"].decode()
         return request
 
-    def _fields(self, request: requests.PreparedRequest) -> dict[str, bytes]:
-        """Return the values of all fields that can be signed: see `router_rest.auth.SIGNED`."""
+    def _field_values(self, request: requests.PreparedRequest) -> dict[str, bytes]:
+        """Return the values of all fields that can be signed: see `router_rest.auth.SIGNED_FIELDS`."""
         url = urlsplit(str(request.url))
         body = sent_body(request)
         return {
@@ -71,12 +71,12 @@ class HmacSignature(AuthBase):
             "path": url.path.encode(),
             "query": url.query.encode(),
             "target": request.path_url.encode(),
-            "timestamp": self._now().encode(),
+            "timestamp": self._timestamp_now().encode(),
             "body": body,
-            "body_hash": self._encode(hashlib.new(self._given["algorithm"], body).digest()),
+            "body_hash": self._encode_digest(hashlib.new(self._given["algorithm"], body).digest()),
         }
 
-    def _now(self) -> str:
+    def _timestamp_now(self) -> str:
         now = self._clock()
         if self._given["timestamp"] == "iso":
             return datetime.fromtimestamp(int(now), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -84,13 +84,13 @@ class HmacSignature(AuthBase):
             return str(int(now * 1000))
         return str(int(now))
 
-    def _encode(self, digest: bytes) -> bytes:
+    def _encode_digest(self, digest: bytes) -> bytes:
         if self._given["encoding"] == "hex":
             return digest.hex().encode()
         return base64.b64encode(digest)
 
 
-def _fill(pieces: Iterable[str | Placeholder], fields: Mapping[str, bytes]) -> bytes:
+def _fill_text(pieces: Iterable[str | Placeholder], fields: Mapping[str, bytes]) -> bytes:
     """Return a text with the values of its fields."""
     text = b""
     for piece in pieces:
@@ -98,14 +98,15 @@ def _fill(pieces: Iterable[str | Placeholder], fields: Mapping[str, bytes]) -> b
     return text
 
 
-S3 = frozenset({"s3", "s3express", "s3-outposts", "s3-object-lambda"})
+S3_SERVICES = frozenset({"s3", "s3express", "s3-outposts", "s3-object-lambda"})
 """Services whose paths are signed as they are written; those of all others are escaped again."""
 
 
 class AwsSignature(AuthBase):
     """A login that signs each request as AWS requires it (Signature Version 4), by botocore.
 
-    `given` is what `AwsKeys.current` returned. All headers are signed but those that servers on the way may change.
+    `given` is what `AwsKeys.current_keys` returned. All headers are signed but those that servers on the way may
+    change.
     """
 
     def __init__(self, given: Mapping[str, Any]) -> None:
@@ -114,7 +115,7 @@ class AwsSignature(AuthBase):
 
         logging.getLogger("botocore.auth").setLevel(logging.INFO)  # below it writes requests to the log, with the token
         keys = ReadOnlyCredentials(given["access_key_id"], given["secret_access_key"], given["session_token"])
-        kind = S3SigV4Auth if given["service"] in S3 else SigV4Auth
+        kind = S3SigV4Auth if given["service"] in S3_SERVICES else SigV4Auth
         self._signer = kind(keys, given["service"], given["region"])
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
@@ -122,7 +123,9 @@ class AwsSignature(AuthBase):
 
         request.url = str(request.url).replace("*", "%2A")  # AWS reads URLs so, and signs what it read
         body = sent_body(request)
-        signed_headers = {name: value for name, value in request.headers.items() if name.lower() not in CHANGED}
+        signed_headers = {
+            name: value for name, value in request.headers.items() if name.lower() not in PROXY_CHANGED_HEADERS
+        }
         # Some services want the hash in a header, the others take it.
         signed_headers["X-Amz-Content-SHA256"] = hashlib.sha256(body).hexdigest()
         signed = AWSRequest(request.method, request.url, signed_headers, body)
@@ -132,9 +135,9 @@ class AwsSignature(AuthBase):
         return request
 
 
-CHANGED = frozenset({"accept", "accept-encoding", "connection", "content-length", "user-agent"})
+PROXY_CHANGED_HEADERS = frozenset({"accept", "accept-encoding", "connection", "content-length", "user-agent"})
 """Headers that proxies rewrite."""
-AWS_SECONDS = 300.0
+AWS_KEYS_KEPT_SECONDS = 300.0
 """Seconds for which a task keeps keys of a role: botocore renews them ten minutes before they end."""
 
 
@@ -148,14 +151,14 @@ class AwsKeys:
     @property
     def seconds_left(self) -> float:
         """Return the seconds after which to ask again."""
-        return float("inf") if self._options.access_key_id else AWS_SECONDS
+        return float("inf") if self._options.access_key_id else AWS_KEYS_KEPT_SECONDS
 
-    def current(self) -> dict[str, Any]:
+    def current_keys(self) -> dict[str, Any]:
         """Return what AwsSignature takes. Raises ConnectionError while there are none, else StartError."""
         options = self._options
         keys: dict[str, Any] = {"service": options.service, "region": options.region}
         if options.access_key_id is None:
-            frozen = self._frozen()
+            frozen = self._freeze_keys()
             keys |= {"access_key_id": frozen.access_key, "secret_access_key": frozen.secret_key}
             keys["session_token"] = frozen.token
             return keys
@@ -167,7 +170,7 @@ class AwsKeys:
             keys["session_token"] = options.session_token.get_secret_value()
         return keys
 
-    def _frozen(self) -> Any:
+    def _freeze_keys(self) -> Any:
         from botocore.exceptions import BotoCoreError, ProfileNotFound
         from botocore.session import Session
 

@@ -98,7 +98,7 @@ class Rest(RestOptions):
             raise StartError("the sink is not open: call prepare() before apply()")
         return self._folder
 
-    def credentials(self, folder: Path) -> Credentials:
+    def open_credentials(self, folder: Path) -> Credentials:
         """Return the credentials for the API, the same object every time: it holds a token. For the driver."""
         from router_rest.credentials import Credentials
 
@@ -121,7 +121,7 @@ class Rest(RestOptions):
             missing = tls.resolve_paths(opening.folder).missing_file
             if missing is not None:
                 raise StartError(f"tls: {missing}")
-        prepared = self._checked(opening)
+        prepared = self._check_columns(opening)
         prepared._log_in()
         return prepared
 
@@ -130,16 +130,16 @@ class Rest(RestOptions):
 
         With an answer also the `outcome`, in the words of `answers`, and the `reason`; of rows that differ as a list.
         """
-        from router_rest.batch import calls
+        from router_rest.batch import preview_calls
 
-        checked = self._checked(opening)
-        return list(calls(checked, checked.columns(events), checked.encoding(events), opening.answer))
+        checked = self._check_columns(opening)
+        return list(preview_calls(checked, checked.task_columns(events), checked.encoding_of(events), opening.answer))
 
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:
         """Send the rows of one batch, for as long as it takes; raise ConnectionError when it is stopped before."""
-        from router_rest.batch import post
+        from router_rest.batch import send_batch
 
-        return post(self._open(), events, batch)
+        return send_batch(self._open_sink(), events, batch)
 
     def set_aside(self, batch: Batch, read: Callable[[str], DataFrame | None]) -> DataFrame | None:
         """Return the rows that are parked or dead by their last receipt, and have none that says delivered."""
@@ -152,11 +152,11 @@ class Rest(RestOptions):
 
     def resend(self, events: DataFrame, aside: DataFrame, batch: Batch) -> Resent:
         """Send rows again, those of one call as the same call; ends early when stopped or a setting is wrong."""
-        from router_rest.batch import resend
+        from router_rest.batch import resend_rows
 
-        return resend(self._open(), events, aside, batch)
+        return resend_rows(self._open_sink(), events, aside, batch)
 
-    def encoding(self, events: DataFrame, *, trial: bool = False) -> Encoding:
+    def encoding_of(self, events: DataFrame, *, trial: bool = False) -> Encoding:
         """Return how rows with these columns are encoded; it is kept for further batches of these columns."""
         pieces = self.body.pieces
         if pieces is not None:
@@ -167,7 +167,7 @@ class Rest(RestOptions):
             self._encodings[named] = self.value.open(columns, self.folder, None, trial=trial)
         return self._encodings[named]
 
-    def columns(self, events: DataFrame) -> DataFrame:
+    def task_columns(self, events: DataFrame) -> DataFrame:
         """Return what tasks take: `_topic`, `_partition`, `_offset`, `_order`, `_to` and `_row`.
 
         `_order` is the key of an order as bytes, or null; `_to` a struct of `url`, `values` (the method where rows name
@@ -178,10 +178,12 @@ class Rest(RestOptions):
         # Fields are those of the route's columns, by their own names and as parts of `event`.
         events_with_event = with_event(events)
         self._check_named_columns(events_with_event)
-        value = self.encoding(events).column(own_columns(events, self.without).fieldNames())
+        value = self.encoding_of(events).column(own_columns(events, self.without).fieldNames())
         if self._action_pieces:
             value = F.concat(body_column(self._action_pieces), value)
-        to = to_column(self.template, self.hosts, self.rendered, method=self.method.sql, dots=self.allow_dot_segments)
+        to = to_column(
+            self.template, self.hosts, self.rendered_headers, method=self.method.sql, dots=self.allow_dot_segments
+        )
         order = order_key(events_with_event, self.ordered_by, "group_by" if self.group_by else "key")
         columns: list[str | Column] = [*PLACE, order.alias("_order"), to.alias("_to"), value.alias("_row")]
         if self.limit_by not in (None, HOST_AS_LIMIT_KEY):
@@ -198,7 +200,7 @@ class Rest(RestOptions):
     def _check_named_columns(self, events: DataFrame) -> None:
         """Raise StartError for an option that names a column which is not there, or does not fit."""
         check_fields(events, "url", self.template.fields)
-        for header in self.rendered.values():
+        for header in self.rendered_headers.values():
             check_fields(events, "headers", template_fields(header))
         values, texts = body_fields((*self._action_pieces, *(self.body.pieces or ())))
         check_fields(events, "body", values, one_value=False)
@@ -206,27 +208,29 @@ class Rest(RestOptions):
         if self.method.sql is not None:
             type_of(events, self.method.sql, "method")
 
-    def _open(self) -> OpenSink:
+    def _open_sink(self) -> OpenSink:
         """Return this sink as the functions of `batch` take it."""
         from router_rest.batch import OpenSink
 
-        return OpenSink(self, self.folder, self.encoding, self.columns, lambda: self.credentials(self.folder))
+        return OpenSink(
+            self, self.folder, self.encoding_of, self.task_columns, lambda: self.open_credentials(self.folder)
+        )
 
-    def _checked(self, opening: Opening) -> Self:
+    def _check_columns(self, opening: Opening) -> Self:
         """Return this sink with its columns checked."""
         checked = self.model_copy()
         checked._folder = opening.folder
         checked._encodings = {}
         checked._credentials = None
-        checked.encoding(opening.events, trial=opening.trial)
-        checked.columns(opening.events).schema  # noqa: B018 - analyses the expressions
+        checked.encoding_of(opening.events, trial=opening.trial)
+        checked.task_columns(opening.events).schema  # noqa: B018 - analyses the expressions
         return checked
 
     def _log_in(self) -> None:
         """Raise StartError for a login that cannot work. Tables also start while a token server is unavailable."""
-        from router_rest.credentials import apply
+        from router_rest.credentials import make_login
 
         try:
-            apply(self.credentials(self.folder).current())
+            make_login(self.open_credentials(self.folder).current_credentials())
         except ConnectionError as error:
             log.warning("rest %s: no token yet: %s", self.limit, error)

@@ -29,19 +29,21 @@ if TYPE_CHECKING:
 
 Pieces = tuple["str | Placeholder", ...]
 
-LONGEST = 8000
+MAX_URL_CHARS = 8000
 """Characters of a URL at most: RFC 9110, 4.1 asks every server to take as many."""
-DOTS = (".", "..")
+DOT_SEGMENTS = (".", "..")
 """Segments that clients and servers remove from a path, the second one with the segment before it."""
-WAY_UP = r"(^|[/\\\\])\.\.?($|[/\\\\])"
+WAY_UP_PATTERN = r"(^|[/\\\\])\.\.?($|[/\\\\])"
 """`.` or `..` between slashes: many servers and proxies decode `%2F` before they look for it."""
-_HOLE = "\x00"
-_URL = re.compile(r"(?P<scheme>https?)://(?P<host>[^/?#]*)(?P<path>/[^?#]*)?(?:\?(?P<query>[^#]*))?", re.IGNORECASE)
-_ENCODED = r"%[0-9A-Fa-f]{2}"
-_KEPT = {
+_FIELD_HOLE = "\x00"
+_URL_PATTERN = re.compile(
+    r"(?P<scheme>https?)://(?P<host>[^/?#]*)(?P<path>/[^?#]*)?(?:\?(?P<query>[^#]*))?", re.IGNORECASE
+)
+_ENCODED_PATTERN = r"%[0-9A-Fa-f]{2}"
+_ALLOWED_CHARS = {
     "host": re.compile(r"[A-Za-z0-9._:\[\]-]*"),
-    "path": re.compile(rf"(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|{_ENCODED})*"),  # RFC 3986, 3.3
-    "query": re.compile(rf"(?:[A-Za-z0-9._~!$&'()*+,;=:@/?-]|{_ENCODED})*"),  # 3.4
+    "path": re.compile(rf"(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|{_ENCODED_PATTERN})*"),  # RFC 3986, 3.3
+    "query": re.compile(rf"(?:[A-Za-z0-9._~!$&'()*+,;=:@/?-]|{_ENCODED_PATTERN})*"),  # 3.4
 }
 """The characters that need no escape in the parts of a URL."""
 
@@ -103,7 +105,7 @@ def fields_in(pieces: Iterable[str | Placeholder]) -> Iterator[str]:
 def parse_url(text: str) -> UrlTemplate:
     """Return the template of a URL; raise ValueError, which does not quote it: URLs may hold secrets."""
     pieces = parse_template(text)
-    if _HOLE in text:
+    if _FIELD_HOLE in text:
         raise ValueError("a URL has no control characters")
     # The URL is read with a hole for each field, and the fields are put into its parts afterwards.
     shape = ""
@@ -111,10 +113,10 @@ def parse_url(text: str) -> UrlTemplate:
     for piece in pieces:
         if isinstance(piece, Placeholder):
             fields.append(piece)
-            shape += _HOLE
+            shape += _FIELD_HOLE
         else:
             shape += piece
-    parts = _URL.fullmatch(shape)
+    parts = _URL_PATTERN.fullmatch(shape)
     if parts is None or not parts["host"]:
         raise ValueError("a URL is http(s)://host[:port][/path][?query], and no field stands before the host")
     scheme = parts["scheme"].lower()
@@ -123,36 +125,36 @@ def parse_url(text: str) -> UrlTemplate:
     query = parts["query"]
     if "@" in host:
         raise ValueError("a URL holds no user and password: URLs are logged; use `auth`")
-    _check("host", host)
-    _check("path", path)
-    _check("query", query or "")
-    if _HOLE not in host:
+    _check_literal("host", host)
+    _check_literal("path", path)
+    _check_literal("query", query or "")
+    if _FIELD_HOLE not in host:
         checked_url(f"{scheme}://{host}")
     segments = path.split("/")[1:]
-    if any(unquote(segment) in DOTS for segment in segments):
+    if any(unquote(segment) in DOT_SEGMENTS for segment in segments):
         raise ValueError("a path has no segments `.` and `..`: write what they lead to")
     fields_in_order = iter(fields)
     return UrlTemplate(
         scheme,
-        _fill(host, fields_in_order),
-        tuple(_fill(segment, fields_in_order) for segment in segments),
-        None if query is None else _fill(query, fields_in_order),
+        _fill_holes(host, fields_in_order),
+        tuple(_fill_holes(segment, fields_in_order) for segment in segments),
+        None if query is None else _fill_holes(query, fields_in_order),
     )
 
 
-def _check(part: str, literal: str) -> None:
-    for text in literal.split(_HOLE):
-        allowed = _KEPT[part].match(text)
+def _check_literal(part: str, literal: str) -> None:
+    for text in literal.split(_FIELD_HOLE):
+        allowed = _ALLOWED_CHARS[part].match(text)
         assert allowed is not None  # each of the patterns matches the empty text
         if allowed.end() < len(text):
             wrong = text[allowed.end()]
             raise ValueError(f"the {part} of a URL cannot have {wrong!r} as it is: percent-encode it")
 
 
-def _fill(text: str, fields: Iterator[Placeholder]) -> Pieces:
+def _fill_holes(text: str, fields: Iterator[Placeholder]) -> Pieces:
     """Return a text with the next fields in place of its holes."""
     pieces: list[str | Placeholder] = []
-    for position, literal in enumerate(text.split(_HOLE)):
+    for position, literal in enumerate(text.split(_FIELD_HOLE)):
         if position:
             pieces.append(next(fields))
         if literal:
@@ -173,7 +175,7 @@ def has_header_field(value: str) -> bool:
     return _HEADER_FIELD.search(value) is not None
 
 
-METHODS = ("POST", "PUT", "PATCH", "DELETE")
+CALL_METHODS = ("POST", "PUT", "PATCH", "DELETE")
 """The methods of calls: those that may have a body and change something."""
 
 
@@ -193,11 +195,11 @@ def to_column(
     In the URL values are percent-encoded, except letters, digits and -._*, so that each stays one segment of the path
     or one value of the query. Needs the columns of the template's fields, and `_offset`.
     """
-    url = [F.lit(f"{template.scheme}://"), _host(template)]
+    url = [F.lit(f"{template.scheme}://"), _host_column(template)]
     for piece in template.after_host:
-        url.append(F.lit(piece) if isinstance(piece, str) else _escape(piece))
+        url.append(F.lit(piece) if isinstance(piece, str) else _escape_field(piece))
     written = F.concat(*url)
-    faults = [*_faults(template, [*hosts], dots=dots)]
+    faults = [*_url_faults(template, [*hosts], dots=dots)]
     values = []
     for name, header in (headers or {}).items():
         value = text_column(parse_template(header))
@@ -207,7 +209,7 @@ def to_column(
         method_column = F.expr(method).cast("string")
         values.insert(0, method_column)
         faults.append(_method_fault(method_column))
-    faults.append(F.when(F.length(written) > LONGEST, F.lit(f"its URL has more than {LONGEST} characters")))
+    faults.append(F.when(F.length(written) > MAX_URL_CHARS, F.lit(f"its URL has more than {MAX_URL_CHARS} characters")))
     fault = F.coalesce(*faults, F.lit(None).cast("string"))
     good = fault.isNull()
     all_values = F.array(*values).cast("array<string>")
@@ -216,7 +218,7 @@ def to_column(
 
 
 def _method_fault(method: Column) -> Column:
-    unknown = F.when(~method.isin(*METHODS), F.lit(f"its method is none of {', '.join(METHODS)}"))
+    unknown = F.when(~method.isin(*CALL_METHODS), F.lit(f"its method is none of {', '.join(CALL_METHODS)}"))
     return F.when(method.isNull(), F.lit("its method is null")).otherwise(unknown)
 
 
@@ -229,11 +231,11 @@ def _header_fault(name: str, value: Column) -> Column:
     )
 
 
-def _faults(template: UrlTemplate, hosts: list[str], *, dots: bool) -> Iterator[Column]:
+def _url_faults(template: UrlTemplate, hosts: list[str], *, dots: bool) -> Iterator[Column]:
     """Yield reasons why a row has no URL, or null; the first that is not null counts."""
     for path in template.fields:
         named = f"the URL's field {{{path}}}"
-        value = _text(path)
+        value = _field_text(path)
         yield F.when(value.isNull(), F.lit(f"{named} is null"))
         yield F.when(~F.is_valid_utf8(value), F.lit(f"{named} is not UTF-8"))
         if path in template.in_path:
@@ -242,25 +244,25 @@ def _faults(template: UrlTemplate, hosts: list[str], *, dots: bool) -> Iterator[
         if not any(fields_in(segment)):
             continue
         plain = text_column([unquote(piece) if isinstance(piece, str) else piece for piece in segment])
-        yield F.when(plain.isin(*DOTS), F.lit("the URL's path would have the segment `.` or `..`"))
+        yield F.when(plain.isin(*DOT_SEGMENTS), F.lit("the URL's path would have the segment `.` or `..`"))
         if not dots:
             way_up = F.lit("a value in the URL's path holds `../` or the like, which servers decode and follow")
-            yield F.when(plain.rlike(WAY_UP), way_up)
+            yield F.when(plain.rlike(WAY_UP_PATTERN), way_up)
     if not template.has_fixed_host:
-        yield F.when(~_host(template).isin(*hosts), F.lit("the URL's host is none of `hosts`"))
+        yield F.when(~_host_column(template).isin(*hosts), F.lit("the URL's host is none of `hosts`"))
 
 
-def _host(template: UrlTemplate) -> Column:
+def _host_column(template: UrlTemplate) -> Column:
     """Return the host, as it is compared and called: its values are not escaped, because they have to be in a list."""
     return F.lower(text_column(template.host))
 
 
-def _escape(field: Placeholder) -> Column:
+def _escape_field(field: Placeholder) -> Column:
     # url_encode writes a blank as a plus, as forms do, and every other plus as %2B
-    return F.replace(F.url_encode(_text(field.path)), F.lit("+"), F.lit("%20"))
+    return F.replace(F.url_encode(_field_text(field.path)), F.lit("+"), F.lit("%20"))
 
 
-def _text(path: str) -> Column:
+def _field_text(path: str) -> Column:
     return F.col(path).cast("string")
 
 
@@ -363,16 +365,16 @@ def body_row(names: Iterable[str], pieces: Iterable[BodyPiece]) -> Column:
     return body_column(pieces)
 
 
-def _joined(pieces: Pieces) -> Column:
-    texts = [F.lit(piece) if isinstance(piece, str) else _text(piece.path) for piece in pieces]
+def _join_pieces(pieces: Pieces) -> Column:
+    texts = [F.lit(piece) if isinstance(piece, str) else _field_text(piece.path) for piece in pieces]
     return F.concat_ws("", *texts)
 
 
-def _pair(name: str, text: Pieces) -> Column:
+def _form_pair(name: str, text: Pieces) -> Column:
     """Return a field of a form; null, which concat_ws leaves out, where it is one column that is null."""
-    value = _joined(text)
+    value = _join_pieces(text)
     if len(text) == 1 and isinstance(text[0], Placeholder):
-        value = _text(text[0].path)
+        value = _field_text(text[0].path)
     return F.concat(F.lit(f"{quote_plus(name)}="), F.url_encode(value))
 
 
@@ -380,11 +382,11 @@ def _piece_column(piece: BodyPiece) -> Column:
     if isinstance(piece, str):
         return F.lit(piece)
     if isinstance(piece, Form):
-        return F.concat_ws("&", *(_pair(name, text) for name, text in piece.texts))
+        return F.concat_ws("&", *(_form_pair(name, text) for name, text in piece.texts))
     if isinstance(piece, Text) and piece.plain:
-        return _joined(piece.pieces)
+        return _join_pieces(piece.pieces)
     # Spark writes no JSON of a value alone: take it out of an object that has nothing else.
-    value = F.col(piece.path) if isinstance(piece, Placeholder) else _joined(piece.pieces)
+    value = F.col(piece.path) if isinstance(piece, Placeholder) else _join_pieces(piece.pieces)
     written = F.to_json(F.struct(value.alias("v")), {**OPTIONS, "ignoreNullFields": "false"})
     return F.substr(written, F.lit(len('{"v":') + 1), F.length(written) - len('{"v":}'))
 
@@ -408,7 +410,7 @@ def check_fields(seen: DataFrame, what: str, paths: Iterable[str], *, one_value:
 BodyForm = Literal["object", "array", "ndjson"]
 """How the rows of a call are joined; texts of several rows are also lines."""
 
-ROWS = "$rows"
+ROWS_MARK = "$rows"
 """What stands for the array of rows in what is wrapped around it."""
 MEDIA_TYPES = {
     "object": "application/json",
@@ -435,17 +437,17 @@ class Body:
     compressed: bool = False
     lines: int = 1
 
-    def join(self, rows: Sequence[bytes]) -> bytes:
+    def join_rows(self, rows: Sequence[bytes]) -> bytes:
         """Return the body of a call, not yet compressed: keys of calls are made of these bytes."""
         if not rows or (len(rows) > 1 and not self.several):
             raise ValueError(f"a body of {len(rows)} rows")
         return b"".join((self.before, self.between.join(rows), self.after))
 
-    def frame(self, rows: int) -> int:
+    def frame_bytes(self, rows: int) -> int:
         """Return the bytes of a body of so many rows, without the rows."""
         return len(self.before) + len(self.between) * (rows - 1) + len(self.after)
 
-    def fault(self, row: bytes) -> str | None:
+    def row_fault(self, row: bytes) -> str | None:
         """Return why a row cannot be in a body, where it would spoil the other rows; None where it can."""
         if self.several and not row:
             return "its value is empty"
@@ -453,7 +455,7 @@ class Body:
             return "its value has a line break, and each line is a row"
         return None
 
-    def packed(self, body: bytes) -> bytes:
+    def pack_body(self, body: bytes) -> bytes:
         """Return a body as it is sent, compressed where that is configured."""
         return gzip.compress(body, mtime=0) if self.compressed else body
 
@@ -467,11 +469,11 @@ class Body:
 
 
 def body_of(form: BodyForm, content_type: str, *, wrap: Any = None, compressed: bool = False, lines: int = 1) -> Body:
-    """Return how bodies of a form are made; `wrap` is JSON with ROWS once in it, as `check_wrap` allows."""
+    """Return how bodies of a form are made; `wrap` is JSON with ROWS_MARK once in it, as `check_wrap` allows."""
     if form == "ndjson":
         return Body(content_type, b"", b"\n", b"\n", several=True, compressed=compressed, lines=lines)
     if form == "array":
-        before, after = _around(wrap)
+        before, after = _split_wrap(wrap)
         return Body(content_type, before, b",", after, several=True, compressed=compressed)
     return Body(content_type, compressed=compressed)
 
@@ -480,7 +482,7 @@ def check_wrap(wrap: Any) -> None:
     """Raise ValueError unless the place of the rows is given exactly once."""
     places = _count_places(wrap)
     if places != 1:
-        raise ValueError(f"the text {ROWS} stands once for the array of rows, and is here {places} times")
+        raise ValueError(f"the text {ROWS_MARK} stands once for the array of rows, and is here {places} times")
 
 
 def _count_places(node: Any) -> int:
@@ -488,23 +490,23 @@ def _count_places(node: Any) -> int:
         return _count_places([*node.values()])
     if isinstance(node, list):
         return sum(_count_places(item) for item in node)
-    return int(node == ROWS)
+    return int(node == ROWS_MARK)
 
 
-def _around(wrap: Any) -> tuple[bytes, bytes]:
+def _split_wrap(wrap: Any) -> tuple[bytes, bytes]:
     """Return what stands before and after the rows."""
     if wrap is None:
         return b"[", b"]"
-    mark = ROWS
+    mark = ROWS_MARK
     while mark in json.dumps(wrap):  # a key, or a part of another text, may say the same
         mark += "$"
-    before, after = json.dumps(_marked(wrap, mark), separators=(",", ":")).split(json.dumps(mark))
+    before, after = json.dumps(_mark_rows(wrap, mark), separators=(",", ":")).split(json.dumps(mark))
     return f"{before}[".encode(), f"]{after}".encode()
 
 
-def _marked(node: Any, mark: str) -> Any:
+def _mark_rows(node: Any, mark: str) -> Any:
     if isinstance(node, dict):
-        return {name: _marked(value, mark) for name, value in node.items()}
+        return {name: _mark_rows(value, mark) for name, value in node.items()}
     if isinstance(node, list):
-        return [_marked(value, mark) for value in node]
-    return mark if node == ROWS else node
+        return [_mark_rows(value, mark) for value in node]
+    return mark if node == ROWS_MARK else node

@@ -105,7 +105,7 @@ def _sent(lake: Lake, size: int, way: Way, rules: tuple[AnswerRule, ...] = ()) -
         job = running.job(cut=CallSize(rows=size), client={**CLIENT, **TIMES, **way.client})
         if way.proxy is not None:
             behind = Credentials(None, proxy=SecretStr(way.proxy))
-            running.leases.admit_sink(OWNER.name, "api", running.pace, credentials=behind.current)
+            running.leases.admit_sink(OWNER.name, "api", running.pace, credentials=behind.current_credentials)
         policy = replace(job.policy, attempts=2, elapsed=1.0, rules=rules)
         batch = whole(running, rows(range(ROWS)), job=replace(job, policy=policy))
         ending = threading.Timer(LONGEST, batch.batch.stop.set)

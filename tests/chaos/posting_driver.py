@@ -20,7 +20,7 @@ from router.engine import ledger, stream
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.spark import session
 from router.registry import load_registry
-from router_rest.batch import hosts
+from router_rest.batch import driver_hosts
 from router_rest.rate_limit.server import lease_server
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def main() -> None:
     loaded = load(asked.config, registry)
     _die_at(asked.kill)
     session_ = session.build_session(loaded.config, "local[2,4]")
-    signal.signal(signal.SIGUSR1, lambda *_: lease_server(*hosts(session_)).stop())
+    signal.signal(signal.SIGUSR1, lambda *_: lease_server(*driver_hosts(session_)).stop())
     stream.run(loaded, registry, session_, stream.RunOptions(trigger=Trigger(once=True)))
     session.stop_session(session_)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from router_demo.api import Api
-from router_rest.batch import hosts
+from router_rest.batch import driver_hosts
 from router_rest.rate_limit.server import lease_server
 from tests.chaos import lakes
 from tests.chaos.conftest import Topic, configuration
@@ -247,7 +247,7 @@ def test_a_run_goes_on_by_itself_when_its_leases_have_ended(
     until(lambda: not run.is_alive() or posting.api.stats().arrived >= BEGUN, "calls")
     assert posting.api.stats().arrived < EVENTS // CUT, "it was over before"
 
-    lease_server(*hosts(spark)).stop()
+    lease_server(*driver_hosts(spark)).stop()
     run.join()
 
     assert posting.settled() == 0

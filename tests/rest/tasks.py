@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from router import Batch, Encoding
 from router.delta.commit import StagedParts
 from router_encoders.outbox_rows import as_it_is
-from router_rest.credentials import Credentials, apply
+from router_rest.credentials import Credentials, make_login
 from router_rest.delivery import job as delivery_job
 from router_rest.delivery.answer import Policy
 from router_rest.delivery.batcher import CallSize
@@ -109,10 +109,10 @@ class Tasks:
         credentials = Credentials(changes.pop("auth", None))
         limit = changes.pop("limit", "api")
         pace = changes.pop("pace", self.pace)
-        address = self.leases.admit_sink(OWNER.name, limit, pace, credentials=credentials.current)
+        address = self.leases.admit_sink(OWNER.name, limit, pace, credentials=credentials.current_credentials)
         policy = Policy(first=0.01, longest=0.1)
         job = TaskJob(
-            OWNER, self.parts, Encoding(as_it_is, None, "JSON"), form, cut, policy, address, CLIENT, apply, 10
+            OWNER, self.parts, Encoding(as_it_is, None, "JSON"), form, cut, policy, address, CLIENT, make_login, 10
         )
         return replace(job, **changes)
 

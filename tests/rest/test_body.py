@@ -46,10 +46,10 @@ def test_an_array_holds_the_rows_in_their_order(rows: list[Any]) -> None:
     rows = json.loads(json.dumps(rows).encode("utf-8", "replace"))
     body = body_of("array", "application/json")
 
-    joined = body.join(encoded(rows))
+    joined = body.join_rows(encoded(rows))
 
     assert json.loads(joined.decode("utf-8", "surrogatepass")) == rows
-    assert len(joined) == sum(map(len, encoded(rows))) + body.frame(len(rows))
+    assert len(joined) == sum(map(len, encoded(rows))) + body.frame_bytes(len(rows))
 
 
 @given(ROWS, JSON.filter(free_of_marks), st.text())
@@ -59,7 +59,7 @@ def test_rows_stand_where_the_wrapping_says(rows: list[Any], beside: Any, name: 
     before = json.loads(json.dumps(wrap))
     check_wrap(wrap)
 
-    joined = body_of("array", "application/json", wrap=wrap).join([b'{"row":%d}' % at for at in range(len(rows))])
+    joined = body_of("array", "application/json", wrap=wrap).join_rows([b'{"row":%d}' % at for at in range(len(rows))])
 
     found = json.loads(joined)
     at = next(key for key, value in wrap.items() if isinstance(value, list) and "$rows" in value)
@@ -74,11 +74,11 @@ def test_each_line_is_a_row(rows: list[Any]) -> None:
     body = body_of("ndjson", "application/x-ndjson")
     held = encoded(rows)
 
-    joined = body.join(held)
+    joined = body.join_rows(held)
 
     assert joined.endswith(b"\n")
     assert joined[:-1].split(b"\n") == held
-    assert len(joined) == sum(map(len, held)) + body.frame(len(rows))
+    assert len(joined) == sum(map(len, held)) + body.frame_bytes(len(rows))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_each_line_is_a_row(rows: list[Any]) -> None:
 )
 def test_a_row_that_would_break_its_neighbours_is_told(form: Any, row: bytes, why: str | None) -> None:
     """One bad row must not make the API refuse the others of its call."""
-    fault = body_of(form, "a/b").fault(row)
+    fault = body_of(form, "a/b").row_fault(row)
 
     assert fault is None if why is None else why in str(fault)
 
@@ -104,25 +104,25 @@ def test_one_object_is_one_row() -> None:
     """Two objects behind each other are no JSON."""
     body = body_of("object", "application/json")
 
-    assert body.join([b"{}"]) == b"{}"
+    assert body.join_rows([b"{}"]) == b"{}"
     with pytest.raises(ValueError, match="2 rows"):
-        body.join([b"{}", b"{}"])
+        body.join_rows([b"{}", b"{}"])
     with pytest.raises(ValueError, match="0 rows"):
-        body.join([])
+        body.join_rows([])
 
 
 def test_the_same_rows_make_the_same_bytes_compressed() -> None:
     """A replay with other bytes under the same key would be refused by an API that compares them."""
     body = body_of("array", "application/json", compressed=True)
-    joined = body.join([b"{}", b'{"a":1}'])
+    joined = body.join_rows([b"{}", b'{"a":1}'])
 
-    packed = body.packed(joined)
+    packed = body.pack_body(joined)
 
-    assert packed == pickle.loads(pickle.dumps(body)).packed(joined)
+    assert packed == pickle.loads(pickle.dumps(body)).pack_body(joined)
     assert packed[4:8] == bytes(4)  # no time of day in the header of gzip
     assert gzip.decompress(packed) == joined
     assert body.headers == {"Content-Type": "application/json", "Content-Encoding": "gzip"}
-    assert body_of("array", "a/b").packed(joined) == joined
+    assert body_of("array", "a/b").pack_body(joined) == joined
 
 
 @pytest.mark.parametrize(
@@ -143,11 +143,11 @@ def test_the_same_rows_make_the_same_bytes_compressed() -> None:
 )
 def test_the_form_follows_from_what_is_written(options: Any, rows: int, content_type: str, body: bytes) -> None:
     """A call that happens to have one row looks like the others of its sink."""
-    made = BodyOptions.model_validate(options).body(rows, json=True, compressed=False)
+    made = BodyOptions.model_validate(options).make_body(rows, json=True, compressed=False)
 
     assert isinstance(made, Body)
     assert made.headers == {"Content-Type": content_type}
-    assert made.join([b'{"a":1}']) == body
+    assert made.join_rows([b'{"a":1}']) == body
 
 
 def test_a_template_is_json_with_fields() -> None:
@@ -180,11 +180,11 @@ def test_doubled_braces_are_braces() -> None:
 
 def test_a_text_with_a_line_break_spoils_no_other() -> None:
     """Without it a value with a line break is a row of its own, which nobody has sent."""
-    made = BodyOptions.model_validate({"text": "{a}\n{b}"}).body(5, json=True, compressed=False)
+    made = BodyOptions.model_validate({"text": "{a}\n{b}"}).make_body(5, json=True, compressed=False)
 
-    assert made.fault(b"a\nb") is None
-    assert "line break" in str(made.fault(b"a\nb\nc"))
-    assert made.join([b"a\nb", b"c\nd"]) == b"a\nb\nc\nd\n"
+    assert made.row_fault(b"a\nb") is None
+    assert "line break" in str(made.row_fault(b"a\nb\nc"))
+    assert made.join_rows([b"a\nb", b"c\nd"]) == b"a\nb\nc\nd\n"
 
 
 @given(json_of(st.text(st.characters(exclude_characters="{}"))))

@@ -26,7 +26,7 @@ from router import StartError
 from router_http.options import Secret
 from router_rest.auth import Auth
 from router_rest.batch import form_of
-from router_rest.credentials import Credentials, TaskLogin, apply
+from router_rest.credentials import Credentials, TaskLogin, make_login
 from router_rest.delivery.call import RequestBuilder
 from router_sinks import Rest
 from tests.schemas.faulty import FaultyRegistry
@@ -66,7 +66,7 @@ def sent(server: FaultyRegistry, given: dict[str, Any], body: bytes = b"{}", pat
     travelled = json.loads(json.dumps(given))
     request = requests.Request("POST", server.url + path, data=body).prepare()
     with requests.Session() as session:
-        session.send(apply(travelled, clock=lambda: NOON)(request), allow_redirects=False).close()
+        session.send(make_login(travelled, clock=lambda: NOON)(request), allow_redirects=False).close()
     return server.seen[-1]
 
 
@@ -98,10 +98,10 @@ def test_a_login_arrives_with_the_headers_of_every_call(
     """Without it the API answers 401 to everything."""
     held = Credentials(Auth.model_validate(auth), {"X-Tenant": Secret("games")})
 
-    arrived = sent(faulty, held.current())
+    arrived = sent(faulty, held.current_credentials())
 
     assert (arrived.headers[header], arrived.headers["X-Tenant"]) == (value, "games")
-    assert held.current("1") == held.current()
+    assert held.current_credentials("1") == held.current_credentials()
 
 
 @pytest.mark.parametrize(
@@ -111,12 +111,12 @@ def test_a_key_in_the_query_stays_one_value(faulty: FaultyRegistry, path: str, a
     """A key with an ampersand must not become two parameters."""
     held = credentials(api_key={"query": "key", "value": "a&b=c/#"})
 
-    assert sent(faulty, held.current(), path=path).path == arrives
+    assert sent(faulty, held.current_credentials(), path=path).path == arrives
 
 
 def test_without_a_login_nothing_is_added(faulty: FaultyRegistry) -> None:
     """An API on the inside may have none."""
-    arrived = sent(faulty, Credentials(None).current())
+    arrived = sent(faulty, Credentials(None).current_credentials())
 
     assert "Authorization" not in arrived.headers
     assert arrived.path == "/wins/a%20b?x=1"
@@ -128,7 +128,7 @@ def test_calls_say_what_sends_them(faulty: FaultyRegistry, headers: dict[str, st
     sink = Rest.model_validate({"url": f"{faulty.url}/wins", "headers": headers})
     request = RequestBuilder(form_of(sink)).build_request("", b"{}", "key")
     with requests.Session() as session:
-        login = apply(Credentials(None, sink.fixed_headers).current())
+        login = make_login(Credentials(None, sink.fixed_headers).current_credentials())
         session.send(login(request)).close()
 
     arrived = {name.lower(): value for name, value in faulty.seen[-1].headers.items()}
@@ -143,7 +143,7 @@ def test_a_token_is_fetched_once_and_renewed_before_it_expires(faulty: FaultyReg
     seen = []
 
     for now[0] in (1000.0, 1079.0, 1081.0, 1160.0, 1162.0):
-        given = held.current()
+        given = held.current_credentials()
         seen.append((given["version"], sent(faulty, given).headers["Authorization"]))
 
     assert [version for version, _ in seen] == ["1", "1", "2", "2", "3"]
@@ -156,19 +156,23 @@ def test_a_token_that_cannot_be_renewed_is_used_until_it_ends(faulty: FaultyRegi
     faulty.granted = [{"access_token": "old", "expires_in": 100}, {"status": 503}]
     now = [1000.0]
     held = Credentials(Auth.model_validate({"oauth": oauth(faulty)}), clock=lambda: now[0])
-    held.current()
+    held.current_credentials()
 
     for now[0] in (1081.0, 1082.0, 1099.0):
-        given = held.current()
+        given = held.current_credentials()
         assert given["headers"]["Authorization"] == "Bearer old"
         assert 0 < given["renewal"] <= 5
     assert faulty.paths.count("/token") == 3
 
     now[0] = 1101.0
     with pytest.raises(ConnectionError):
-        held.current()
+        held.current_credentials()
     faulty.granted = [{"access_token": "new", "expires_in": 0, "error": None}]
-    assert held.current()["headers"]["Authorization"] == held.current()["headers"]["Authorization"] == "Bearer new"
+    assert (
+        held.current_credentials()["headers"]["Authorization"]
+        == held.current_credentials()["headers"]["Authorization"]
+        == "Bearer new"
+    )
     assert faulty.paths.count("/token") == 5
 
 
@@ -176,14 +180,14 @@ def test_many_tasks_that_meet_a_401_fetch_one_token(faulty: FaultyRegistry) -> N
     """A token server that gets a request for every call in flight locks the client out."""
     faulty.granted = [{"access_token": "old"}, {"access_token": "new"}, {"access_token": "newer"}]
     held = credentials(oauth=oauth(faulty))
-    refused = held.current()["version"]
+    refused = held.current_credentials()["version"]
 
     with ThreadPoolExecutor(16) as tasks:
-        found = list(tasks.map(held.current, [refused] * 64))
+        found = list(tasks.map(held.current_credentials, [refused] * 64))
 
     assert {given["headers"]["Authorization"] for given in found} == {"Bearer new"}
     assert faulty.paths == ["/token", "/token"]
-    assert held.current(found[0]["version"])["headers"]["Authorization"] == "Bearer newer"
+    assert held.current_credentials(found[0]["version"])["headers"]["Authorization"] == "Bearer newer"
 
 
 @pytest.mark.parametrize("refused", ["", "0", "7", "-1", "²", "None"])
@@ -192,7 +196,7 @@ def test_a_version_that_never_was_fetches_nothing(faulty: FaultyRegistry, refuse
     faulty.granted = [{"access_token": "only"}]
     held = credentials(oauth=oauth(faulty))
 
-    assert [held.current(refused)["version"] for _ in range(3)] == ["1", "1", "1"]
+    assert [held.current_credentials(refused)["version"] for _ in range(3)] == ["1", "1", "1"]
     assert faulty.paths == ["/token"]
 
 
@@ -218,7 +222,7 @@ def test_a_token_server_that_is_away_is_told_from_one_that_refuses(
     faulty.granted = [granted]
 
     with pytest.raises(error, match="/token") as caught:
-        credentials(oauth=oauth(faulty)).current()
+        credentials(oauth=oauth(faulty)).current_credentials()
 
     assert HUSH not in str(caught.value)
 
@@ -229,9 +233,9 @@ def test_a_token_that_cannot_be_renewed_now_is_renewed_later(faulty: FaultyRegis
     held = credentials(oauth=oauth(faulty))
 
     with pytest.raises(ConnectionError):
-        held.current()
+        held.current_credentials()
 
-    assert held.current()["headers"]["Authorization"] == "Bearer late"
+    assert held.current_credentials()["headers"]["Authorization"] == "Bearer late"
 
 
 RFC_4231 = {
@@ -247,7 +251,7 @@ def test_a_signature_is_the_one_of_the_rfc(faulty: FaultyRegistry, algorithm: st
     """Test case 1 of RFC 4231, 4.2; an API that computes another one refuses every call."""
     options = {"key": "0b" * 20, "key_encoding": "hex", "algorithm": algorithm, "encoding": encoding}
 
-    arrived = sent(faulty, credentials(hmac={**options, "signed": "{body}"}).current(), b"Hi There")
+    arrived = sent(faulty, credentials(hmac={**options, "signed": "{body}"}).current_credentials(), b"Hi There")
 
     digest = bytes.fromhex(RFC_4231[algorithm])
     written = digest.hex() if encoding == "hex" else base64.b64encode(digest).decode()
@@ -269,7 +273,7 @@ def test_everything_that_is_signed_is_what_arrives(faulty: FaultyRegistry) -> No
         }
     )
 
-    arrived = sent(faulty, held.current(), "{'ä': 1}".encode())
+    arrived = sent(faulty, held.current_credentials(), "{'ä': 1}".encode())
 
     path, _, query = arrived.path.partition("?")
     hashed = hashlib.sha256(arrived.body).hexdigest()
@@ -284,9 +288,9 @@ def test_everything_that_is_signed_is_what_arrives(faulty: FaultyRegistry) -> No
 @pytest.mark.parametrize(("unit", "told"), [("seconds", "1767268800"), ("milliseconds", "1767268800250")])
 def test_each_attempt_is_signed_with_its_own_time(faulty: FaultyRegistry, unit: str, told: str) -> None:
     """An attempt an hour later with the first one's time is refused as a replay."""
-    given = credentials(hmac={"key": HUSH, "timestamp": unit}).current()
+    given = credentials(hmac={"key": HUSH, "timestamp": unit}).current_credentials()
     times = iter([NOON, NOON + 3600])
-    login = apply(given, clock=lambda: next(times))
+    login = make_login(given, clock=lambda: next(times))
     request = requests.Request("POST", f"{faulty.url}/wins", data=b"{}").prepare()
 
     first, second = login(request.copy()), login(request.copy())
@@ -308,10 +312,10 @@ def test_each_attempt_is_signed_with_its_own_time(faulty: FaultyRegistry, unit: 
 )
 def test_a_plugin_that_cannot_be_made_is_named_without_its_options(plugin: str, word: str) -> None:
     """Its own text may hold the key."""
-    given = credentials(plugin=plugin, options={"key": HUSH}).current()
+    given = credentials(plugin=plugin, options={"key": HUSH}).current_credentials()
 
     with pytest.raises(StartError, match=word) as caught:
-        apply(given)
+        make_login(given)
 
     assert plugin in str(caught.value)
     assert HUSH not in str(caught.value)
@@ -330,10 +334,10 @@ ALL: list[dict[str, Any]] = [
 def test_credentials_are_not_seen_and_do_not_travel_by_themselves(auth: dict[str, Any], tmp_path: Path) -> None:
     """A closure that takes them along by accident must fail in a test, not leak in production."""
     sink = Rest.model_validate({"url": "https://api.test", "auth": auth, "headers": {"X-Key": HUSH}})
-    held = sink.credentials(tmp_path)
+    held = sink.open_credentials(tmp_path)
 
-    assert HUSH not in f"{held!r} {held} {apply(held.current())!r} {sink!r}"
-    assert sink.credentials(tmp_path) is held
+    assert HUSH not in f"{held!r} {held} {make_login(held.current_credentials())!r} {sink!r}"
+    assert sink.open_credentials(tmp_path) is held
     with pytest.raises(TypeError, match="stay on the driver"):
         pickle.dumps(held)
 
@@ -344,12 +348,12 @@ def test_a_sink_that_travelled_opens_nothing(auth: dict[str, Any], tmp_path: Pat
     travelled = pickle.loads(pickle.dumps(Rest.model_validate({"url": "https://api.test", "auth": auth})))
 
     with pytest.raises(StartError, match="on the driver"):
-        travelled.credentials(tmp_path)
+        travelled.open_credentials(tmp_path)
 
 
 def test_the_proxy_is_told_to_tasks_with_its_password() -> None:
     """The password of a proxy is no less secret than the API's."""
-    given = Credentials(None, proxy=Secret(f"http://me:{HUSH}@proxy.test:3128")).current()
+    given = Credentials(None, proxy=Secret(f"http://me:{HUSH}@proxy.test:3128")).current_credentials()
 
     assert given["proxies"] == dict.fromkeys(("http", "https"), f"http://me:{HUSH}@proxy.test:3128")
 
@@ -377,10 +381,10 @@ def test_calls_that_are_refused_together_ask_once(second: str | None, got: bool)
 
     async def story() -> list[bool]:
         lease: Any = driver
-        login = TaskLogin(lease, apply)
+        login = TaskLogin(lease, make_login)
         await login.open()
-        found = await asyncio.gather(*(login.renewed("1") for _ in range(8)))
-        assert await login.renewed("1")  # later it is asked again, unless there is another one by now
+        found = await asyncio.gather(*(login.has_renewed("1") for _ in range(8)))
+        assert await login.has_renewed("1")  # later it is asked again, unless there is another one by now
         return found
 
     assert asyncio.run(story()) == [got] * 8
@@ -393,7 +397,7 @@ def test_the_environment_names_proxies_where_that_is_wanted(monkeypatch: pytest.
     monkeypatch.setenv("NO_PROXY", "10.0.0.0/8,.test")
     proxy = Rest.model_validate({"url": "https://a.test", "proxy": "environment"}).proxy
 
-    given = Credentials(None, proxy=proxy).current()
+    given = Credentials(None, proxy=proxy).current_credentials()
 
     assert given["proxies"]["https"] == f"http://me:{HUSH}@proxy.test:3128"
     assert given["proxies"]["no"] == "10.0.0.0/8,.test"
@@ -413,7 +417,7 @@ def asked(faulty: FaultyRegistry, **options: Any) -> tuple[dict[str, str], str]:
     """Return the form, and the header, by which a token is asked for."""
     faulty.granted = [{"access_token": "token"}]
     given = {name: value for name, value in {**oauth(faulty), **options}.items() if value is not None}
-    credentials(oauth=given).current()
+    credentials(oauth=given).current_credentials()
     return posted(faulty), faulty.seen[-1].headers.get("Authorization", "")
 
 
@@ -434,9 +438,9 @@ def test_a_refresh_token_is_replaced_by_the_one_that_comes_with_a_token(faulty: 
     faulty.granted = [{"access_token": "a", "refresh_token": "second"}, {"access_token": "b"}]
     held = credentials(oauth={**oauth(faulty), "refresh_token": "first"})
 
-    version = held.current()["version"]
+    version = held.current_credentials()["version"]
     first = posted(faulty)
-    held.current(version)
+    held.current_credentials(version)
 
     assert (first["grant_type"], first["refresh_token"]) == ("refresh_token", "first")
     assert posted(faulty)["refresh_token"] == "second"
@@ -479,5 +483,5 @@ def test_the_token_server_has_a_trust_of_its_own(certificates: Any, tmp_path: Pa
         trusting = Rest.model_validate({**options, "auth": own})
 
         with pytest.raises(StartError, match="not trusted"):
-            of_api.credentials(tmp_path).current()
-        assert trusting.credentials(tmp_path).current()["version"] == "1"
+            of_api.open_credentials(tmp_path).current_credentials()
+        assert trusting.open_credentials(tmp_path).current_credentials()["version"] == "1"

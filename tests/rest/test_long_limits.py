@@ -12,7 +12,7 @@ import pytest
 
 from router import Batch
 from router.delta.commit import StagedParts
-from router_rest.batch import OpenSink, admitted
+from router_rest.batch import OpenSink, admit_tasks
 from router_rest.credentials import Credentials
 from router_rest.delivery.batcher import Call
 from router_rest.delivery.receipts import RECEIPT_SCHEMA, Owner, Settled, make_receipts
@@ -66,7 +66,7 @@ def again(leases: LeaseServer, lake: Lake, folder: Path, **limits: Any) -> float
     sink: Any = OpenSink(options, folder, None, None, lambda: Credentials(None))  # type: ignore[arg-type]
     batch = Batch("games", 7, "wins", "rest", keeps=lambda table: StagedParts(lake, table, "games:run/wins/rest", 7))
     for _ in range(2):
-        with admitted(sink, leases, batch):
+        with admit_tasks(sink, leases, batch):
             found = leases.outlook(options.limit).again
     return found
 
@@ -156,7 +156,7 @@ def test_three_starts_within_an_hour_share_the_hour_of_each_account(
         pace = Pace((RateLimit(4, None, 3600.0),), options.max_in_flight, keyed=True)
         sink: Any = OpenSink(options, tmp_path, None, None, lambda: Credentials(None))  # type: ignore[arg-type]
         try:
-            with admitted(sink, leases, batch):
+            with admit_tasks(sink, leases, batch):
                 sending, owner = Tasks(api, parts, leases), replace(OWNER, limit=options.limit)
                 job = sending.job(pace=pace, limit=options.limit, of_key=1, owner=owner)
                 sending.run(job, of_accounts(accounts, first=5 * start))

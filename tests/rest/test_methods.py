@@ -16,7 +16,7 @@ from router_rest.delivery.answer import Classifier, next_steps
 from router_rest.delivery.batcher import Call, CallSize
 from router_rest.delivery.call import RequestForm
 from router_rest.http_client.response import Response, ResponseHeaders
-from router_rest.templates import METHODS
+from router_rest.templates import CALL_METHODS
 from router_sinks import Rest
 from tests.rest.tasks import Tasks, rows, tasks
 
@@ -52,7 +52,7 @@ def by_method(methods: Sequence[str | None], lanes: Sequence[bytes] | None = Non
 @pytest.mark.parametrize("size", [1, 4])
 def test_a_call_has_rows_of_one_method_and_goes_out_by_it(sending: Tasks, server: Scripted, size: int) -> None:
     """Without it a row that was to be deleted is written, or one call does to some rows what others asked for."""
-    methods = [METHODS[at % 3] for at in range(30)]
+    methods = [CALL_METHODS[at % 3] for at in range(30)]
     job = sending.job(cut=CallSize(rows=size))
 
     sent = sending.run(replace(job, form=replace(job.form, method="")), by_method([*methods, None]))
@@ -135,7 +135,7 @@ def test_a_rule_may_look_at_the_method() -> None:
     policy = policy_of(Rest.model_validate({"url": URL, "answers": [rule]}))
     answer = Response(404, ResponseHeaders.from_pairs([]), b"", 0.0, whole=True)
 
-    steps = {method: next_steps(policy, Call("t", 0, [1], [b"{}"]), answer, method)[0][0] for method in METHODS}
+    steps = {method: next_steps(policy, Call("t", 0, [1], [b"{}"]), answer, method)[0][0] for method in CALL_METHODS}
 
     assert steps == {"POST": "fail", "PUT": "fail", "PATCH": "fail", "DELETE": "deliver"}
 
@@ -149,4 +149,4 @@ def test_the_form_says_by_what_method_and_where_calls_go() -> None:
     assert form.call_target("\nPUT\nuno") == ("PUT", URL, ["uno"])
     assert replace(form, url="").call_target("https://a.test/b\nDELETE\nuno") == ("DELETE", "https://a.test/b", ["uno"])
     assert RequestForm("POST", URL, {}, form.body).call_target("") == ("POST", URL, [])
-    assert Counter(METHODS) == Counter(["POST", "PUT", "PATCH", "DELETE"])
+    assert Counter(CALL_METHODS) == Counter(["POST", "PUT", "PATCH", "DELETE"])

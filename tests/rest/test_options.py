@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from router import Sink
 from router.registry import load_registry
 from router_http.options import OAuth
-from router_rest.options import Limit, seconds
+from router_rest.options import Limit, parse_seconds
 from router_sinks import Rest
 
 URL = "https://api.test/wins"
@@ -151,7 +151,7 @@ def test_encoders_that_make_no_json_go_alone() -> None:
     resolve = load_registry().resolve
     value = {"to_avro": {"registry": "http://registry.test"}}
 
-    assert resolve(Sink, {"rest": {"url": URL, "value": value}}).joined.content_type == "application/octet-stream"  # type: ignore[attr-defined]
+    assert resolve(Sink, {"rest": {"url": URL, "value": value}}).body_maker.content_type == "application/octet-stream"  # type: ignore[attr-defined]
     for options in ({"rows_per_call": 2}, {"body": "ndjson"}, {"body": {"template": {"a": 1}}}):
         with pytest.raises(ValidationError, match=r"not JSON|not both"):
             resolve(Sink, {"rest": {"url": URL, "value": value, **options}})
@@ -173,7 +173,7 @@ def test_a_bare_url_is_enough() -> None:
     assert isinstance(sink, Rest)
     assert (sink.mode, sink.ordering, sink.idempotency_header) == ("detached", "none", "Idempotency-Key")
     assert sink.tls.verify is True
-    assert sink.pace() == ()
+    assert sink.stated_limits() == ()
 
 
 def test_every_limit_is_kept_at_once() -> None:
@@ -181,7 +181,7 @@ def test_every_limit_is_kept_at_once() -> None:
     limits = [{"calls": 5000, "per": "hour"}, {"rows": 20, "per": "10 s"}]
     sink = rest(calls_per_second=10, rows_per_second=7, limits=limits)
 
-    assert [(one.calls, one.rows, one.seconds) for one in sink.pace()] == [
+    assert [(one.calls, one.rows, one.seconds) for one in sink.stated_limits()] == [
         (10, None, 1),
         (None, 7, 1),
         (5000, None, 3600),
@@ -220,7 +220,7 @@ def test_spans_are_written_as_people_say_them(text: Any, found: float) -> None:
 def test_any_text_is_a_span_or_refused(text: str) -> None:
     """A typing error ends in a message."""
     with suppress(ValueError):
-        assert seconds(text) >= 0
+        assert parse_seconds(text) >= 0
 
 
 def test_options_have_a_manual_page() -> None:

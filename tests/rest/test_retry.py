@@ -116,7 +116,7 @@ def delivered(line: Line, policy: Policy, *, rows: int = 1, pace: Pace = ENOUGH)
 
 def _delivery(line: Line, policy: Policy, lease: LeaseClient, settled: list[Settled]) -> Delivery:
     login = TaskLogin(lease, lambda given: Open())
-    login._take({"version": "1"})
+    login._use_credentials({"version": "1"})
     client: Any = line
     return Delivery(policy, RequestBuilder(FORM), client, lease, login, b"games/wins/rest", settled.append)
 

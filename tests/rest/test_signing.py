@@ -33,7 +33,7 @@ from router import StartError
 from router.registry import missing_extras
 from router_rest.auth import Auth
 from router_rest.batch import form_of
-from router_rest.credentials import Credentials, TaskLogin, apply
+from router_rest.credentials import Credentials, TaskLogin, make_login
 from router_rest.delivery.batcher import CallSize
 from router_rest.templates import body_of
 from router_sinks import Rest
@@ -212,11 +212,11 @@ def test_the_keys_of_a_role_are_asked_for_again_and_never_told(
     caplog.set_level(logging.DEBUG)
     held = Credentials(Auth.model_validate({"sigv4": {"service": "execute-api", "region": "eu-west-1"}}))
 
-    given = [json.loads(json.dumps(held.current())) for _ in range(2)]
+    given = [json.loads(json.dumps(held.current_credentials())) for _ in range(2)]
     for one in given:
         request = requests.Request("POST", f"{faulty.url}/wins", data=b"{}").prepare()
         with requests.Session() as session:
-            session.send(apply(one)(request)).close()
+            session.send(make_login(one)(request)).close()
 
     assert [one["renewal"] for one in given] == [300.0, 300.0]
     assert [seen.headers["X-Amz-Security-Token"] for seen in faulty.seen] == [f"token-{HUSH}-{at}" for at in range(2)]
@@ -228,7 +228,7 @@ def test_no_keys_of_aws_stop_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(botocore.session.Session, "get_credentials", lambda self: None)
 
     with pytest.raises(StartError, match="no keys of AWS here"):
-        Credentials(Auth.model_validate({"sigv4": {"service": "es", "region": "eu-west-1"}})).current()
+        Credentials(Auth.model_validate({"sigv4": {"service": "es", "region": "eu-west-1"}})).current_credentials()
 
 
 def test_a_task_gets_other_credentials_before_its_own_end() -> None:
@@ -244,10 +244,10 @@ def test_a_task_gets_other_credentials_before_its_own_end() -> None:
 
     async def story() -> None:
         lease: Any = SimpleNamespace(fetch_credentials=credentials)
-        login = TaskLogin(lease, apply, clock=lambda: now[0])
+        login = TaskLogin(lease, make_login, clock=lambda: now[0])
         await login.open()
         for now[0] in (59.0, 61.0, 9999.0):
-            await asyncio.gather(*(login.refresh() for _ in range(8)))
+            await asyncio.gather(*(login.refresh_credentials() for _ in range(8)))
         assert login.version == "2"
 
     asyncio.run(story())
@@ -260,7 +260,7 @@ def test_github_publishes_the_signature_of_a_text() -> None:
     auth = Auth.model_validate({"hmac": {"preset": "github", "key": "It's a Secret to Everybody"}})
     request = requests.Request("POST", URL, data=b"Hello, World!").prepare()
 
-    signed = apply(Credentials(auth).current())(request)
+    signed = make_login(Credentials(auth).current_credentials())(request)
 
     published = "757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"
     assert signed.headers["X-Hub-Signature-256"] == f"sha256={published}"
@@ -320,10 +320,10 @@ def test_a_jwt_is_read_by_those_who_have_the_public_key(faulty: Any, kind: str) 
 
     tokens = []
     for now[0] in (1000.0, 1079.0, 1081.0):
-        given = held.current()
+        given = held.current_credentials()
         assert 0 < given["renewal"] <= 80
         tokens.append(given["headers"]["Authorization"].removeprefix("Bearer "))
-    refused = held.current(given["version"])
+    refused = held.current_credentials(given["version"])
 
     claims = jwt.decode(tokens[0], key.public_key(), algorithms=[kind], audience="https://api.test", issuer="router")
     assert (claims["scope"], claims["exp"] - claims["iat"], "sub" in claims) == (["wins"], 100, False)
@@ -336,7 +336,7 @@ def test_a_jwt_is_read_by_those_who_have_the_public_key(faulty: Any, kind: str) 
 
 def test_a_key_that_signs_no_jwt_is_told_without_its_text() -> None:
     with pytest.raises(StartError, match="auth: jwt: private_key is no PEM key") as caught:
-        Credentials(Auth.model_validate({"jwt": {"private_key": HUSH}})).current()
+        Credentials(Auth.model_validate({"jwt": {"private_key": HUSH}})).current_credentials()
 
     assert HUSH not in str(caught.value)
 
@@ -357,7 +357,7 @@ def test_what_signs_is_seen_nowhere_and_does_not_travel(auth: dict[str, Any], tm
     assert HUSH not in f"{sink!r} {sink} {sink.model_dump()} {sink.model_dump_json()}"
     assert HUSH.encode() not in pickle.dumps(sink)
     with pytest.raises(StartError, match="on the driver"):
-        pickle.loads(pickle.dumps(sink)).credentials(tmp_path)
+        pickle.loads(pickle.dumps(sink)).open_credentials(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ def test_the_id_of_a_webhook_is_its_idempotency_key() -> None:
     sink = Rest.model_validate({"url": URL, "auth": auth})
 
     assert (sink.key_header, sink.id_header) == ("webhook-id", "webhook-id")
-    assert Rest.model_validate({"url": URL, "auth": auth, "idempotency_key": "{event.id}"}).rendered == {
+    assert Rest.model_validate({"url": URL, "auth": auth, "idempotency_key": "{event.id}"}).rendered_headers == {
         "webhook-id": "{event.id}"
     }
     with pytest.raises(ValidationError, match="the signature says that it is webhook-id"):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from router_rest.batch import hosts
+from router_rest.batch import driver_hosts
 from router_rest.rate_limit.server import lease_server
 from tests.rest.killing import TaskWorker, keys_by_row, most_in_a_second, workers
 
@@ -82,7 +82,7 @@ def test_a_driver_that_serves_no_leases_any_more_sends_nothing(sending: TaskWork
     sending.api.play(latency=0.03)
 
     with sending.midway(40, **OPTIONS) as outcome:
-        lease_server(*hosts(sending.spark)).stop()
+        lease_server(*driver_hosts(sending.spark)).stop()
         stopped = sending.api.stats().arrived
 
     with pytest.raises(ConnectionError, match="leases"):

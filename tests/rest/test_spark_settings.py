@@ -12,7 +12,7 @@ import pytest
 
 from router import StartError
 from router_demo.api import Api
-from router_rest.batch import KILL, SILENT, check_spark
+from router_rest.batch import IDLE_TIMEOUT_SETTINGS, KILL_SETTINGS, check_spark
 from router_rest.delivery.worker import send_task
 from tests.rest.tasks import CLIENT, rows, tasks
 
@@ -42,7 +42,9 @@ def _named(kill: str, silent: str, seconds: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("seconds", ["1", "9s"])
-@pytest.mark.parametrize(("kill", "silent"), list(zip(KILL, SILENT, strict=True)), ids=["of SQL", "of workers"])
+@pytest.mark.parametrize(
+    ("kill", "silent"), list(zip(KILL_SETTINGS, IDLE_TIMEOUT_SETTINGS, strict=True)), ids=["of SQL", "of workers"]
+)
 def test_workers_that_are_killed_for_waiting_stop_the_start(
     spark: SparkSession, kill: str, silent: str, seconds: str
 ) -> None:
@@ -54,9 +56,9 @@ def test_workers_that_are_killed_for_waiting_stop_the_start(
 @pytest.mark.parametrize("seconds", ["0", "1m"])
 def test_workers_that_may_wait_long_enough_do_not(spark: SparkSession, seconds: str) -> None:
     """Without it a job that is set up with care does not start."""
-    with settings(spark, **_named(KILL[1], SILENT[1], seconds)):
+    with settings(spark, **_named(KILL_SETTINGS[1], IDLE_TIMEOUT_SETTINGS[1], seconds)):
         check_spark(spark)
-    with settings(spark, **{SILENT[1].replace(".", "__"): "1"}):  # it is told, and nobody is killed
+    with settings(spark, **{IDLE_TIMEOUT_SETTINGS[1].replace(".", "__"): "1"}):  # it is told, and nobody is killed
         check_spark(spark)
 
 

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from router import Opening, StartError
 from router_rest.templates import (
-    LONGEST,
+    MAX_URL_CHARS,
     UrlTemplate,
     body_column,
     parse_form,
@@ -95,7 +95,7 @@ def opened(events: DataFrame, folder: Path = HERE, **options: Any) -> Rest:
 
 def targets(events: DataFrame, **options: Any) -> list[tuple[str | None, str | None]]:
     """Return (url, fault) of each row."""
-    rows = opened(events, **options).columns(events).orderBy("_offset").select("_to.*").collect()
+    rows = opened(events, **options).task_columns(events).orderBy("_offset").select("_to.*").collect()
     return [(row["url"], row["fault"]) for row in rows]
 
 
@@ -138,8 +138,8 @@ def test_any_value_arrives_as_one_segment_and_one_value(
         ("http://api.test/a/.{v}", ".", "segment `.` or `..`"),
         ("http://api.test/a/{v}{v}", ".", "segment `.` or `..`"),
         ("http://api.test/a/%2e{v}?x", ".", "segment `.` or `..`"),
-        ("http://api.test/{v}", "x" * LONGEST, "more than 8000 characters"),
-        ("http://api.test/?q={v}", "ä" * (LONGEST // 6), "more than 8000 characters"),
+        ("http://api.test/{v}", "x" * MAX_URL_CHARS, "more than 8000 characters"),
+        ("http://api.test/?q={v}", "ä" * (MAX_URL_CHARS // 6), "more than 8000 characters"),
     ],
 )
 def test_a_value_that_leads_elsewhere_is_refused_with_the_reason(
@@ -271,7 +271,7 @@ def test_tasks_get_what_they_need_of_each_row(spark: SparkSession) -> None:
     events = lane(spark, ["x", None])
     sink = opened(events, ordering="per_key", key="event.v", url="http://api.test/{event.n}", without=["n"])
 
-    taken = sink.columns(events)
+    taken = sink.task_columns(events)
 
     assert taken.schema.simpleString() == (
         "struct<_topic:string,_partition:int,_offset:bigint,_order:binary,"
@@ -281,17 +281,17 @@ def test_tasks_get_what_they_need_of_each_row(spark: SparkSession) -> None:
     assert (first["_topic"], first["_partition"], first["_offset"]) == ("t", 0, 0)
     assert (bytes(first["_order"]), bytes(first["_row"])) == (b"x", b'{"v":"x"}')
     assert (second["_order"], bytes(second["_row"])) == (None, b"{}")
-    encoding = cloudpickle.loads(cloudpickle.dumps(sink.encoding(events)))
+    encoding = cloudpickle.loads(cloudpickle.dumps(sink.encoding_of(events)))
     assert encoding.what == "JSON"
-    assert cloudpickle.loads(cloudpickle.dumps(sink.joined)) == sink.joined
+    assert cloudpickle.loads(cloudpickle.dumps(sink.body_maker)) == sink.body_maker
 
 
 def test_the_key_of_the_record_is_a_key_without_being_named(spark: SparkSession) -> None:
     """Records of one key are in one partition: their order is the one that people mean."""
     events = lane(spark, ["x"])
 
-    assert bytes(opened(events, ordering="per_key").columns(events).collect()[0]["_order"]) == b"k"
-    assert opened(events).columns(events).collect()[0]["_order"] is None
+    assert bytes(opened(events, ordering="per_key").task_columns(events).collect()[0]["_order"]) == b"k"
+    assert opened(events).task_columns(events).collect()[0]["_order"] is None
 
 
 def test_any_value_stays_in_its_place_in_a_json_template(spark: SparkSession) -> None:
@@ -300,7 +300,7 @@ def test_any_value_stays_in_its_place_in_a_json_template(spark: SparkSession) ->
     values = [*HOSTILE, '","admin":true,"x":"', "\\", '"', None]
     events = lane(spark, values)
 
-    rows = opened(events, body={"template": template}, url="http://api.test").columns(events).orderBy("_offset")
+    rows = opened(events, body={"template": template}, url="http://api.test").task_columns(events).orderBy("_offset")
 
     for at, (value, row) in enumerate(zip(values, rows.collect(), strict=True)):
         found = json.loads(bytes(row["_row"]))
@@ -330,7 +330,7 @@ def test_a_row_whose_method_is_none_has_the_reason(spark: SparkSession) -> None:
     values = ["PUT", "put", "GET", "", None, "DELETE", "PUT\r\nX: 1", "1"]
 
     sink = opened(lane(spark, values), method={"sql": "event.v"}, url="http://api.test/", headers={"X-N": "{event.n}"})
-    found = sink.columns(lane(spark, values)).orderBy("_offset").select("_to.*").collect()
+    found = sink.task_columns(lane(spark, values)).orderBy("_offset").select("_to.*").collect()
 
     assert [row["values"] for row in found if row["fault"] is None] == [["PUT", "0"], ["DELETE", "5"]]
     assert [str(row["fault"]) for row in found[1:5]] == ["its method is none of POST, PUT, PATCH, DELETE"] * 3 + [
@@ -429,7 +429,7 @@ def test_headers_and_keys_may_be_made_of_data_but_never_break_a_request(spark: S
     headers = {"X-Game": "game {event.v}", "X-Key": "fixed {not a field}"}
     sink = opened(lane(spark, values), headers=headers, idempotency_key="{event.n}-{event.v}", url="http://api.test/")
 
-    found = sink.columns(lane(spark, values)).orderBy("_offset").select("_to.*").collect()
+    found = sink.task_columns(lane(spark, values)).orderBy("_offset").select("_to.*").collect()
 
     assert [row["values"] for row in found[:2]] == [["game uno", "0-uno"], ["game a b", "1-a b"]]
     assert [row["fault"] is None for row in found] == [True, True, *[False] * 6, True, False]

@@ -174,7 +174,9 @@ def test_a_sink_that_stops_waits_briefly_for_answers(sending: Tasks, monkeypatch
     stop = threading.Event()
     patient = {**CLIENT, "read": 900.0, "total": 900.0}  # longer than a test may take
     job = sending.job(client=patient)
-    sending.leases.admit_sink(OWNER.name, "api", sending.pace, credentials=Credentials(None).current, stop=stop.is_set)
+    sending.leases.admit_sink(
+        OWNER.name, "api", sending.pace, credentials=Credentials(None).current_credentials, stop=stop.is_set
+    )
 
     def stop_when_calls_are_in_flight() -> None:
         while not sending.leases.report_totals("api")["sent"]:

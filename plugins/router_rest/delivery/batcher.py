@@ -409,7 +409,7 @@ class RowReader:
         for at, value in enumerate(encoded.values):
             why = faults[at] or encoded.reasons.get(at)
             if not why:
-                why = "there is no value" if value is None else self.body.fault(value)
+                why = "there is no value" if value is None else self.body.row_fault(value)
             place = (topics[at], partitions[at], offsets[at])
             yield TakenRow(place, value or b"", urls[at], keys[at], formers[at], limits[at], why)
 

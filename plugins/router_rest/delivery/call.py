@@ -114,7 +114,7 @@ class RequestBuilder:
         request.url = base.url
         request.headers = Headers.copy_of(base.headers)
         request.hooks = {"response": []}
-        request.body = self.form.body.packed(body)
+        request.body = self.form.body.pack_body(body)
         request.headers["Content-Length"] = str(len(request.body))
         if self.form.key_header is not None:
             request.headers[self.form.key_header] = quote_key(key) if self.form.quoted else key
@@ -305,7 +305,7 @@ class Delivery:
 
     async def _send_until_settled(self, call: Call) -> Sequence[Call]:
         """Send a call and settle its rows; return smaller calls with the rows that are to be sent again."""
-        body = self.builder.form.body.join(call.rows)
+        body = self.builder.form.body.join_rows(call.rows)
         key = call.call_id(body, self.owner)
         try:
             attempt = await self._retries.until_classified(lambda: self._attempt_call(call, body, key))
@@ -337,10 +337,10 @@ class Delivery:
 
     async def _attempt_call(self, call: Call, body: bytes, key: str) -> Attempt:
         """Send a call once, or twice where its credentials had expired."""
-        await self.login.refresh()
+        await self.login.refresh_credentials()
         version = self.login.version
         attempt = await self._send_once(call, body, key)
-        if attempt.action is Action.LOGIN and await self.login.renewed(version):
+        if attempt.action is Action.LOGIN and await self.login.has_renewed(version):
             attempt = await self._send_once(call, body, key)
         if attempt.action is Action.LOGIN:
             attempt.action = Action.AGAIN
@@ -368,7 +368,7 @@ class Delivery:
         self.admitted(call)
         saw: dict[str, Any] = {"status": None, "ok": False, "throttled": False}
         try:
-            authorised = self.login.auth(request)
+            authorised = self.login.authorise_request(request)
             mask = self.login.mask  # before the wait: others may get new credentials meanwhile
             answer = await self.client.send(authorised, again=token.acquire_again, ready=token.in_time)
             attempt, saw = self._classifier.classify_answer(call, answer, mask.hide, method=str(request.method))

@@ -173,7 +173,7 @@ def _settle_parked(job: TaskJob, call: Call, reason: str, status: Status) -> Set
     if call.rows == [b""]:  # no call can be made of it
         return Settled(call, status, time.time(), reason=reason)
     owner = job.owner.name.encode()
-    name = call.call_id(job.form.body.join(call.rows), owner)
+    name = call.call_id(job.form.body.join_rows(call.rows), owner)
     call.drop_rows()
     return Settled(call, status, time.time(), id=name, key=job.form.idempotency_key(call, name, owner), reason=reason)
 
