@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-TRIES = 8
+MAX_SENDS = 8
 """How often items are sent that a service has not taken, before the batch of the sink ends and is tried again."""
-LONGEST_PAUSE = 5.0
+MAX_RESEND_PAUSE_SECONDS = 5.0
 """Seconds between two of these, at most."""
 
 
@@ -42,16 +42,16 @@ class Limits(NamedTuple):
     item_bytes: int
 
 
-SERVICES = {
+SERVICE_LIMITS = {
     "sqs": Limits(10, 256 << 10, 256 << 10),
     "sns": Limits(10, 256 << 10, 256 << 10),
     "kinesis": Limits(500, 5 << 20, 1 << 20),
 }
-THROTTLED = ("throttl", "provisionedthroughputexceeded", "requestlimitexceeded", "slowdown", "toomanyrequests")
+THROTTLED_CODES = ("throttl", "provisionedthroughputexceeded", "requestlimitexceeded", "slowdown", "toomanyrequests")
 """Parts of the codes of a limit: such an item, or call, is sent again."""
-UNAVAILABLE = ("internal", "unavailable", "timeout", "kmsthrottl")
+UNAVAILABLE_CODES = ("internal", "unavailable", "timeout", "kmsthrottl")
 """Parts of the codes of an outage: such an item, or call, is sent again."""
-DENIED = (
+DENIED_CODES = (
     *("accessdenied", "authorization", "expiredtoken", "invalidclienttokenid", "unrecognizedclient", "signature"),
     *("nonexistentqueue", "queuedoesnotexist", "notfound", "optedout"),
 )
@@ -101,28 +101,28 @@ class Aws(ApplyingSink):
 
     @field_validator("endpoint")
     @classmethod
-    def _endpoint(cls, endpoint: str | None) -> str | None:
+    def _check_endpoint(cls, endpoint: str | None) -> str | None:
         if endpoint is not None and not endpoint.startswith(("http://", "https://")):
             raise ValueError("an endpoint begins with https:// or http://")
         return endpoint
 
     @model_validator(mode="after")
-    def _fitting(self) -> Self:
+    def _check_service(self) -> Self:
         is_arn = self.to.startswith("arn:")
         if self.service == "sqs" and is_arn:
             raise ValueError("`to` of sqs is the URL of a queue")
         if self.service != "sqs" and not is_arn:
             raise ValueError(f"`to` of {self.service} is an ARN")
-        if self.fifo and self.group is None:
+        if self.is_fifo and self.group is None:
             raise ValueError(f"{self.to} is FIFO: it needs `group`, such as group: event.game")
-        if not self.fifo and (self.group or self.deduplicate):
+        if not self.is_fifo and (self.group or self.deduplicate):
             raise ValueError("`group` and `deduplicate` are for queues and topics whose names end in .fifo")
         if self.key is not None and self.service != "kinesis":
             raise ValueError("`key` is the partition key of kinesis; FIFO queues and topics have `group`")
         return self
 
     @property
-    def fifo(self) -> bool:
+    def is_fifo(self) -> bool:
         """Return whether the service keeps the order of groups."""
         return self.service != "kinesis" and self.to.endswith(".fifo")
 
@@ -151,7 +151,7 @@ class Aws(ApplyingSink):
         prepared._opening = opening
         prepared._encodings = {}
         try:
-            prepared._rows(opening.events).schema  # noqa: B018 - analyses the expressions
+            prepared._select_rows(opening.events).schema  # noqa: B018 - analyses the expressions
         except (AnalysisException, ParseException) as error:
             raise StartError(str(error).strip().split("\n")[0]) from error
         return prepared
@@ -168,14 +168,14 @@ class Aws(ApplyingSink):
             region=region,
             endpoint=self.endpoint,
             keys=tuple(secret.get_secret_value() for secret in credentials if secret is not None),
-            encoding=self._encoding(events),
-            fifo=self.fifo,
+            encoding=self._encoding_of(events),
+            fifo=self.is_fifo,
         )
         # Rows of a group or key stay together, in the order of their offsets.
-        rows = self._rows(events).repartition(self.tasks, "_group").sortWithinPartitions(*PLACE)
-        return outcome(events, reported(rows, batch, task(job)), f"{self.service} at {self.to}")
+        rows = self._select_rows(events).repartition(self.tasks, "_group").sortWithinPartitions(*PLACE)
+        return outcome(events, reported(rows, batch, send_task(job)), f"{self.service} at {self.to}")
 
-    def _rows(self, events: DataFrame) -> DataFrame:
+    def _select_rows(self, events: DataFrame) -> DataFrame:
         """Return the rows to send: their place, group or key (`_group`), deduplication id (`_mark`) and value."""
         rows = with_event(events)
         place = F.concat_ws("/", *(F.col(name).cast("string") for name in PLACE))
@@ -187,7 +187,7 @@ class Aws(ApplyingSink):
         mark = F.sha2(place, 256).cast("binary")
         if self.deduplicate:
             mark = order_key(rows, self.deduplicate)
-        value = self._encoding(events).column(own_columns(events, self.without).fieldNames())
+        value = self._encoding_of(events).column(own_columns(events, self.without).fieldNames())
         guard = F.col("_offset") >= 0  # always true, which no optimiser knows: see `tried`
         return rows.select(
             *PLACE,
@@ -196,7 +196,7 @@ class Aws(ApplyingSink):
             value.alias("_row"),
         )
 
-    def _encoding(self, events: DataFrame) -> Encoding:
+    def _encoding_of(self, events: DataFrame) -> Encoding:
         """Return the encoding of rows with these columns; it is kept for further batches of these columns."""
         columns = own_columns(events, self.without)
         key = columns.simpleString()
@@ -219,7 +219,7 @@ class SendJob:
     encoding: Encoding
     fifo: bool = False
 
-    def client(self) -> Any:
+    def make_client(self) -> Any:
         """Return a client of boto3 that does not try again by itself. Runs on executors."""
         import boto3
         from botocore.config import Config
@@ -239,7 +239,7 @@ class Item(NamedTuple):
     group: str
     mark: str
 
-    def size(self) -> int:
+    def count_bytes(self) -> int:
         """Return the bytes that count against a limit, those of ids as well."""
         return len(self.value) + len(self.group.encode()) + len(self.mark.encode())
 
@@ -257,37 +257,37 @@ class _Ended(Exception):  # noqa: N818 - it says what happened
     """The reason why a task sends nothing more: (kind of report, text)."""
 
 
-def task(job: SendJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def send_task(job: SendJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function of one task, for mapInArrow: it sends rows and returns reports. Runs on executors."""
 
-    def send(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def send_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         reports = Reports()
         try:
             client: Any = None
             for batch in batches:
-                client = client or _client(job)
-                for items in _calls(_items(batch, job, reports), SERVICES[job.service], fifo=job.fifo):
-                    _deliver(client, job, items, reports)
+                client = client or _make_client(job)
+                for items in _group_calls(_make_items(batch, job, reports), SERVICE_LIMITS[job.service], fifo=job.fifo):
+                    _deliver_items(client, job, items, reports)
                 yield reports.taken()
         except _Ended as end:
             reports.ended(*end.args)
         yield reports.taken()
 
-    return send
+    return send_rows
 
 
-def _client(job: SendJob) -> Any:
+def _make_client(job: SendJob) -> Any:
     try:
-        return job.client()
+        return job.make_client()
     except Exception as error:  # of botocore, for what is not set: a region, a profile
         raise _Ended("wrong", str(error)) from None
 
 
-def _items(batch: pa.RecordBatch, job: SendJob, reports: Reports) -> Iterator[Item]:
+def _make_items(batch: pa.RecordBatch, job: SendJob, reports: Reports) -> Iterator[Item]:
     """Yield the rows of a batch that can be sent; refuse the others."""
     encoded = job.encoding.encode(batch.column("_row"))
     rows = batch.select([*PLACE, "_group", "_mark"]).to_pylist()
-    most = SERVICES[job.service].item_bytes
+    most = SERVICE_LIMITS[job.service].item_bytes
     for number, (place, value) in enumerate(zip(rows, encoded.values, strict=True)):
         if value is None:
             reports.refused(place, encoded.reasons.get(number, "it cannot be encoded"))
@@ -295,16 +295,16 @@ def _items(batch: pa.RecordBatch, job: SendJob, reports: Reports) -> Iterator[It
         group = (place["_group"] or b"").decode(errors="replace")
         mark = (place["_mark"] or b"").decode(errors="replace")
         item = Item(place, value, group, mark)
-        if fault := _fault(item, job, most):
+        if fault := _item_fault(item, job, most):
             reports.refused(place, fault)
         else:
             yield item
 
 
-def _fault(item: Item, job: SendJob, most: int) -> str | None:
+def _item_fault(item: Item, job: SendJob, most: int) -> str | None:
     """Return why a service would never take an item; None if it may."""
-    if item.size() > most:
-        return f"it has {item.size():,} bytes; {job.service} takes {most:,}"
+    if item.count_bytes() > most:
+        return f"it has {item.count_bytes():,} bytes; {job.service} takes {most:,}"
     if job.service == "kinesis":
         if 1 <= len(item.group) <= 256:
             return None
@@ -318,30 +318,30 @@ def _fault(item: Item, job: SendJob, most: int) -> str | None:
     return None if text else "its value is empty"
 
 
-def _calls(items: Iterable[Item], limits: Limits, *, fifo: bool) -> Iterator[list[Item]]:
+def _group_calls(items: Iterable[Item], limits: Limits, *, fifo: bool) -> Iterator[list[Item]]:
     """Yield items in lists that one call takes. Of a FIFO group only one is in a call: some of it may be refused."""
     call: list[Item] = []
     size = 0
     for item in items:
         # A message that a service has not taken is sent again: a later one of its group must not be taken before.
-        is_full = len(call) == limits.items or size + item.size() > limits.bytes
+        is_full = len(call) == limits.items or size + item.count_bytes() > limits.bytes
         has_group = fifo and any(other.group == item.group for other in call)
         if call and (is_full or has_group):
             yield call
             call = []
             size = 0
         call.append(item)
-        size += item.size()
+        size += item.count_bytes()
     if call:
         yield call
 
 
-def _deliver(client: Any, job: SendJob, items: list[Item], reports: Reports) -> None:
+def _deliver_items(client: Any, job: SendJob, items: list[Item], reports: Reports) -> None:
     """Send items, and those that the service has not taken again, alone; raise _Ended if that does not end."""
-    for attempt in range(TRIES):
+    for attempt in range(MAX_SENDS):
         if attempt:
-            time.sleep(min(LONGEST_PAUSE, 0.05 * 2 ** (attempt - 1)))
-        missed_items = _send(client, job, items)
+            time.sleep(min(MAX_RESEND_PAUSE_SECONDS, 0.05 * 2 ** (attempt - 1)))
+        missed_items = _send_items(client, job, items)
         reports.sent(len(items) - len(missed_items))
         again = []
         for missed in missed_items:
@@ -352,19 +352,19 @@ def _deliver(client: Any, job: SendJob, items: list[Item], reports: Reports) -> 
         if not again:
             return
         items = [missed.item for missed in again]
-    raise _Ended("away", f"{len(items)} rows were not taken {TRIES} times: {again[0].code}: {again[0].text}")
+    raise _Ended("away", f"{len(items)} rows were not taken {MAX_SENDS} times: {again[0].code}: {again[0].text}")
 
 
-def _send(client: Any, job: SendJob, items: list[Item]) -> list[Missed]:
+def _send_items(client: Any, job: SendJob, items: list[Item]) -> list[Missed]:
     """Make one call, and return the items that the service did not take."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
-        return _call(client, job, items)
+        return _call_service(client, job, items)
     except ClientError as error:
         code = error.response["Error"].get("Code", "")
         text = error.response["Error"].get("Message", "")
-        if _has_part_of(code, DENIED):
+        if _has_part_of(code, DENIED_CODES):
             raise _Ended("wrong", f"{code}: {text}") from None
         status = error.response["ResponseMetadata"].get("HTTPStatusCode", 500)
         if _is_temporary(code) or status >= 500 or status == 429:
@@ -374,7 +374,7 @@ def _send(client: Any, job: SendJob, items: list[Item]) -> list[Missed]:
         # One of them is at fault, or all are: each is sent alone.
         missed = []
         for item in items:
-            missed += _send(client, job, [item])
+            missed += _send_items(client, job, [item])
         return missed
     except (BotoCoreError, OSError) as error:
         if "credentials" in str(error).lower():
@@ -382,7 +382,7 @@ def _send(client: Any, job: SendJob, items: list[Item]) -> list[Missed]:
         return [Missed(item, type(error).__name__, str(error), refused=False) for item in items]
 
 
-def _call(client: Any, job: SendJob, items: list[Item]) -> list[Missed]:
+def _call_service(client: Any, job: SendJob, items: list[Item]) -> list[Missed]:
     if job.service == "kinesis":
         return _put_records(client, job, items)
     body = "MessageBody" if job.service == "sqs" else "Message"
@@ -397,7 +397,7 @@ def _call(client: Any, job: SendJob, items: list[Item]) -> list[Missed]:
         answer = client.send_message_batch(QueueUrl=job.to, Entries=entries)
     else:
         answer = client.publish_batch(TopicArn=job.to, PublishBatchRequestEntries=entries)
-    return [_missed(items[int(failed["Id"])], failed) for failed in answer.get("Failed", ())]
+    return [_missed_item(items[int(failed["Id"])], failed) for failed in answer.get("Failed", ())]
 
 
 def _put_records(client: Any, job: SendJob, items: list[Item]) -> list[Missed]:
@@ -411,7 +411,7 @@ def _put_records(client: Any, job: SendJob, items: list[Item]) -> list[Missed]:
     return missed
 
 
-def _missed(item: Item, failed: dict[str, Any]) -> Missed:
+def _missed_item(item: Item, failed: dict[str, Any]) -> Missed:
     """Return an item that failed; it is sent again unless the sender is at fault."""
     code = str(failed.get("Code", ""))
     refused = bool(failed.get("SenderFault")) and not _is_temporary(code)
@@ -419,7 +419,7 @@ def _missed(item: Item, failed: dict[str, Any]) -> Missed:
 
 
 def _is_temporary(code: str) -> bool:
-    return _has_part_of(code, (*THROTTLED, *UNAVAILABLE))
+    return _has_part_of(code, (*THROTTLED_CODES, *UNAVAILABLE_CODES))
 
 
 def _has_part_of(code: str, parts: tuple[str, ...]) -> bool:

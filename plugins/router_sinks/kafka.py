@@ -15,7 +15,7 @@ from router_encoders import ToJson
 from router_encoders.outbox_rows import PLACE, as_bytes, bounded_batches, own_columns, with_event
 from router_encoders.reports import refused_rows
 from router_encoders.templates import text_column
-from router_sinks.kafka_topics import CreateTopics, Topics, check_topic, is_fixed, unusable
+from router_sinks.kafka_topics import CreateTopics, Topics, check_topic, is_fixed, topic_fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 log = logging.getLogger("router")
-OURS = "router."
+ROUTER_HEADER_PREFIX = "router."
 """The prefix of the headers that the sink adds to every record."""
-MOST_NAMES = 10_000
+MAX_NEW_TOPICS = 10_000
 """New topic names of one batch at most."""
-TAKEN = {
+TAKEN_CLIENT_OPTIONS = {
     "bootstrap.servers": "write `servers`",
     "metadata.broker.list": "write `servers`",
     "acks": "the promise needs `all`",
@@ -111,16 +111,17 @@ class Kafka(ApplyingSink):
 
     @field_validator("topic")
     @classmethod
-    def _topic(cls, topic: str) -> str:
+    def _check_topic(cls, topic: str) -> str:
         return check_topic(topic)
 
     @field_validator("headers")
     @classmethod
-    def _headers(cls, headers: dict[str, str]) -> dict[str, str]:
+    def _check_headers(cls, headers: dict[str, str]) -> dict[str, str]:
         for name, sql in headers.items():
-            if not name or name.startswith(OURS):
+            if not name or name.startswith(ROUTER_HEADER_PREFIX):
                 raise ValueError(
-                    f"a header has a name, and one that does not begin with {OURS}: these are the router's"
+                    f"a header has a name, and one that does not begin with {ROUTER_HEADER_PREFIX}: "
+                    "these are the router's"
                 )
             if not sql.strip():
                 raise ValueError(f"header {name}: there is no SQL; a text is written '...' in quotes of its own")
@@ -128,10 +129,12 @@ class Kafka(ApplyingSink):
 
     @field_validator("options")
     @classmethod
-    def _options(cls, options: dict[str, SecretStr]) -> dict[str, SecretStr]:
+    def _check_options(cls, options: dict[str, SecretStr]) -> dict[str, SecretStr]:
         for name in options:
-            if name in TAKEN or name.startswith(("test.", "topic.")):
-                raise ValueError(f"the option {name} belongs to the sink: {TAKEN.get(name, 'remove it')}")
+            if name in TAKEN_CLIENT_OPTIONS or name.startswith(("test.", "topic.")):
+                raise ValueError(
+                    f"the option {name} belongs to the sink: {TAKEN_CLIENT_OPTIONS.get(name, 'remove it')}"
+                )
         return options
 
     def prepare(self, opening: Opening) -> Self:
@@ -142,37 +145,39 @@ class Kafka(ApplyingSink):
         prepared._opening = opening
         prepared._encodings = {}
         try:
-            encoding = prepared._encoding(opening.events)
-            prepared._rows(opening.events, encoding).schema  # noqa: B018 - analyses the expressions
+            encoding = prepared._encoding_of(opening.events)
+            prepared._select_rows(opening.events, encoding).schema  # noqa: B018 - analyses the expressions
         except (AnalysisException, ParseException) as error:
             raise StartError(str(error).strip().split("\n")[0]) from error
-        Sender(self._settings, self.timeout).check()
-        prepared._topics(None, trial=opening.trial)
+        Sender(self._settings, self.timeout).check_settings()
+        prepared._find_topics(None, trial=opening.trial)
         log.info("values for %s are written as %s", self.topic, encoding.what)
         return prepared
 
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:
         """Send the rows of one batch. Raises ConnectionError while Kafka or the registry is unavailable."""
-        from router_sinks.kafka_client import REPORT, PublishJob, task
+        from router_sinks.kafka_client import PUBLISH_REPORT_DDL, PublishJob, publish_task
 
-        encoding = self._encoding(events)
-        rows = self._rows(events, encoding)
+        encoding = self._encoding_of(events)
+        rows = self._select_rows(events, encoding)
         marks = {"query": batch.query, "sink": f"{batch.route}/{batch.sink}", "batch": str(batch.id)}
         job = PublishJob(
             settings=self._settings,
             encoding=encoding,
-            topics=replace(self._topics(rows), other_cluster=self.other_cluster),
+            topics=replace(self._find_topics(rows), other_cluster=self.other_cluster),
             headers=tuple(self.headers),
-            marks=tuple((f"{OURS}{name}", text.encode()) for name, text in marks.items()),
+            marks=tuple((f"{ROUTER_HEADER_PREFIX}{name}", text.encode()) for name, text in marks.items()),
             timeout=self.timeout,
         )
         ordered = rows.repartition("_topic", "_partition").sortWithinPartitions(*PLACE)
         with bounded_batches(events.sparkSession):
             # Computed once and kept: reading the reports later must not send the records again.
-            reports = ordered.mapInArrow(batch.guarded(task(job)), REPORT).localCheckpoint(eager=True)
-        return self._outcome(events, reports)
+            reports = ordered.mapInArrow(batch.guarded(publish_task(job)), PUBLISH_REPORT_DDL).localCheckpoint(
+                eager=True
+            )
+        return self._sum_reports(events, reports)
 
-    def _outcome(self, events: DataFrame, reports: DataFrame) -> Outcome:
+    def _sum_reports(self, events: DataFrame, reports: DataFrame) -> Outcome:
         summed = reports.groupBy("kind").agg(F.sum("rows").alias("rows"), F.max("text").alias("text")).collect()
         rows = {report["kind"]: report["rows"] or 0 for report in summed}
         reasons = {report["kind"]: report["text"] for report in summed}
@@ -185,7 +190,7 @@ class Kafka(ApplyingSink):
             log.warning("%d records for %s were sent one by one: %s", rows["alone"], self.topic, cause)
         return Outcome(rows.get("sent", 0), refused_rows(events, reports) if "refused" in rows else None)
 
-    def _encoding(self, events: DataFrame) -> Encoding:
+    def _encoding_of(self, events: DataFrame) -> Encoding:
         """Return the encoding of rows with these columns; it is kept for further batches of these columns."""
         columns = own_columns(events, self.without)
         key = columns.simpleString()
@@ -196,24 +201,24 @@ class Kafka(ApplyingSink):
             self._encodings[key] = self.value.open(columns, self._opening.folder, subject, trial=self._opening.trial)
         return self._encodings[key]
 
-    def _rows(self, events: DataFrame, encoding: Encoding) -> DataFrame:
+    def _select_rows(self, events: DataFrame, encoding: Encoding) -> DataFrame:
         value = encoding.column(own_columns(events, self.without).fieldNames())
-        return _outgoing(events, self.topic, self.key, self.headers, value)
+        return _outgoing_rows(events, self.topic, self.key, self.headers, value)
 
-    def _topics(self, rows: DataFrame | None, *, trial: bool = False) -> Topics:
+    def _find_topics(self, rows: DataFrame | None, *, trial: bool = False) -> Topics:
         """Return the topics that rows may be sent to, after creating missing ones; rows: None before the start."""
         from router_sinks.kafka_client import Cluster
 
         cluster = Cluster(self._settings)
         create = self.create_topics
         if is_fixed(self.topic):
-            return cluster.fixed(self.topic, create, running=rows is not None, trial=trial)
-        existing = cluster.matching(self.topic)
+            return cluster.fixed_topics(self.topic, create, running=rows is not None, trial=trial)
+        existing = cluster.matching_topics(self.topic)
         if create is None or rows is None:
             return Topics(existing, {}, fixed=False)
-        names = [name for name in _new_topics(rows, existing, MOST_NAMES) if not unusable(name)]
+        names = [name for name in _new_topics(rows, existing, MAX_NEW_TOPICS) if not topic_fault(name)]
         room = max(0, create.at_most - len(existing))
-        refused = cluster.create(names[:room], create)
+        refused = cluster.create_topics(names[:room], create)
         created = set(names[:room]) - set(refused)
         refused |= dict.fromkeys(names[room:], f"the sink may have {create.at_most} topics and has them")
         return Topics(existing | created, refused, fixed=False)
@@ -225,8 +230,10 @@ class Kafka(ApplyingSink):
         return {**options, "bootstrap.servers": self.servers}
 
 
-def _outgoing(events: DataFrame, topic: str, key: str | None, headers: Mapping[str, str], value: Column) -> DataFrame:
-    """Return the columns of kafka_client.TAKES. `_to` is null in a row on which an expression raises.
+def _outgoing_rows(
+    events: DataFrame, topic: str, key: str | None, headers: Mapping[str, str], value: Column
+) -> DataFrame:
+    """Return kafka_client.PUBLISHED_COLUMNS. `_to` is null in a row on which an expression raises.
 
     Raises StartError for a key or header that is not one value.
     """

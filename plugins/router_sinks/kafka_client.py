@@ -28,7 +28,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from router import StartError, keep_archives
-from router_sinks.kafka_topics import CreateTopics, Topics, pattern, unusable
+from router_sinks.kafka_topics import CreateTopics, Topics, topic_fault, topic_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 
-_SILENT = logging.getLogger(f"{__name__}.librdkafka")
-_SILENT.setLevel(logging.CRITICAL + 1)
+_SILENT_LOGGER = logging.getLogger(f"{__name__}.librdkafka")
+_SILENT_LOGGER.setLevel(logging.CRITICAL + 1)
 """librdkafka would write to stderr; the errors that matter come through `error_cb` and delivery reports."""
 
 # What an error of Kafka is about decides what becomes of the records. An error in none of these sets is of the broker,
 # or passes (a leader is elected, replicas are missing, a topic was deleted): the records wait, and go out again.
-_OF_THE_RECORD = {
+_RECORD_ERRORS = {
     KafkaError.MSG_SIZE_TOO_LARGE,  # for the topic, or for the client
     KafkaError.RECORD_LIST_TOO_LARGE,  # for a segment of the topic
     KafkaError.INVALID_RECORD,  # no key in a compacted topic, or a schema that the broker checks
@@ -52,21 +52,21 @@ _OF_THE_RECORD = {
     KafkaError.POLICY_VIOLATION,  # of a proxy in front of Kafka; Kafka has policies for topics only
 }
 """Such a record is a dead letter, and its neighbours arrive."""
-_OF_THE_TOPIC = {
+_TOPIC_ERRORS = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.TOPIC_EXCEPTION,  # a name that is invalid, or of Kafka's own
     KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,  # of topics from before Kafka 0.11, on brokers before 4.0
 }
 """No record for this topic is taken: dead letters if data names it, else the run ends."""
-_OF_THE_LOGIN = {
+_LOGIN_ERRORS = {
     KafkaError._AUTHENTICATION,
     KafkaError.SASL_AUTHENTICATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 }
 """The run ends: waiting does not help."""
-_OF_THE_NAME = {KafkaError.TOPIC_EXCEPTION, KafkaError.POLICY_VIOLATION}
+_NAME_ERRORS = {KafkaError.TOPIC_EXCEPTION, KafkaError.POLICY_VIOLATION}
 """A new topic's name collides with another's, or a policy forbids it: its records are dead letters."""
-_OF_THE_REQUEST = {
+_REQUEST_ERRORS = {
     KafkaError.INVALID_CONFIG,
     KafkaError.INVALID_PARTITIONS,
     KafkaError.INVALID_REPLICATION_FACTOR,
@@ -74,7 +74,7 @@ _OF_THE_REQUEST = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
 }
 """No topic can be created as `create_topics` is set, or with this login: the run ends."""
-_WITHOUT_A_CAUSE = {
+_CAUSELESS_ERRORS = {
     KafkaError._FATAL,
     KafkaError._GAPLESS_GUARANTEE,
     KafkaError._INVALID_DIFFERENT_RECORD,
@@ -82,7 +82,7 @@ _WITHOUT_A_CAUSE = {
     KafkaError._PURGE_INFLIGHT,
 }
 
-SECONDS = 10.0
+CLUSTER_SECONDS = 10.0
 """Time limit for an answer of the cluster."""
 
 
@@ -93,18 +93,18 @@ class Trouble:
     text: str = ""
     refused: bool = False
 
-    def note(self, error: KafkaError) -> None:
+    def note_error(self, error: KafkaError) -> None:
         """Note an error that a client reports."""
-        if error.code() in _WITHOUT_A_CAUSE or (self.text and error.code() == KafkaError._ALL_BROKERS_DOWN):
+        if error.code() in _CAUSELESS_ERRORS or (self.text and error.code() == KafkaError._ALL_BROKERS_DOWN):
             return  # less precise than the error before
         self.text = error.str()
-        self.refused = error.code() in _OF_THE_LOGIN
+        self.refused = error.code() in _LOGIN_ERRORS
 
 
 def errors_into(kind: Callable[[dict[str, Any]], C], settings: Mapping[str, Any], trouble: Trouble) -> C:
     """Return a client that notes its errors in `trouble`; raise StartError, without the value, for a bad setting."""
     try:
-        return kind({"logger": _SILENT, **settings, "error_cb": trouble.note})
+        return kind({"logger": _SILENT_LOGGER, **settings, "error_cb": trouble.note_error})
     except KafkaException as error:
         reason = error.args[0].str()
     except (TypeError, ValueError) as error:
@@ -130,12 +130,12 @@ class Cluster:
         settings = {**self.settings, "allow.auto.create.topics": "false"}
         self.admin = errors_into(AdminClient, settings, self.trouble)
 
-    def fixed(self, topic: str, create: CreateTopics | None, *, running: bool, trial: bool = False) -> Topics:
+    def fixed_topics(self, topic: str, create: CreateTopics | None, *, running: bool, trial: bool = False) -> Topics:
         """Return the one topic of a sink; if it is missing, create it as `create` says (not in a `trial`).
 
         Without `create` a missing topic raises StartError, or ConnectionError while the stream runs.
         """
-        metadata = self._metadata(topic).get(topic)
+        metadata = self._read_metadata(topic).get(topic)
         code = KafkaError.UNKNOWN_TOPIC_OR_PART
         if metadata is not None:
             code = metadata.error and metadata.error.code()
@@ -146,18 +146,18 @@ class Cluster:
 
         refused = {topic: "create it, or set `create_topics`"}
         if create:
-            refused = self.create([topic], create)
+            refused = self.create_topics([topic], create)
         if refused:
             kind = ConnectionError if running else StartError
             raise kind(f"there is no topic {topic}: {refused[topic]}")
         return Topics(frozenset({topic}), {}, fixed=True)
 
-    def matching(self, template: str) -> frozenset[str]:
+    def matching_topics(self, template: str) -> frozenset[str]:
         """Return the topics that exist, that a template can name and that rows may be sent to."""
-        rule = pattern(template)
-        return frozenset(name for name in self._metadata(None) if rule.fullmatch(name) and not unusable(name))
+        rule = topic_pattern(template)
+        return frozenset(name for name in self._read_metadata(None) if rule.fullmatch(name) and not topic_fault(name))
 
-    def create(self, names: Iterable[str], create: CreateTopics) -> dict[str, str]:
+    def create_topics(self, names: Iterable[str], create: CreateTopics) -> dict[str, str]:
         """Create topics; return the reasons for those that cannot be created. One that exists already is no error."""
         topics = []
         for name in sorted(names):
@@ -165,25 +165,25 @@ class Cluster:
         refused: dict[str, str] = {}
         if not topics:
             return refused
-        for name, future in self.admin.create_topics(topics, request_timeout=SECONDS).items():
+        for name, future in self.admin.create_topics(topics, request_timeout=CLUSTER_SECONDS).items():
             try:
                 future.result()
             except KafkaException as exception:
                 error = exception.args[0]
-                if error.code() in _OF_THE_REQUEST:
+                if error.code() in _REQUEST_ERRORS:
                     raise StartError(f"topic {name} cannot be created: {error.str()}") from None
-                if error.code() in _OF_THE_NAME:
+                if error.code() in _NAME_ERRORS:
                     refused[name] = f"topic {name} cannot be created: {error.str()}"
                 # It exists if another sink was faster, or if the broker that was asked has not heard of it yet.
                 elif error.code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise ConnectionError(f"topic {name} cannot be created now: {error.str()}") from None
         return refused
 
-    def _metadata(self, topic: str | None) -> dict[str, Any]:
+    def _read_metadata(self, topic: str | None) -> dict[str, Any]:
         """Return what the cluster reports of a topic, or of all, by name."""
         servers = self.settings["bootstrap.servers"]
         try:
-            cluster = self.admin.list_topics(topic, timeout=SECONDS)
+            cluster = self.admin.list_topics(topic, timeout=CLUSTER_SECONDS)
         except KafkaException as error:
             self.admin.poll(0)  # collects the errors of the connection
             if self.trouble.refused:
@@ -199,28 +199,28 @@ class Cluster:
 Record: TypeAlias = "tuple[str, bytes | None, bytes, list[tuple[str, bytes]]]"
 """Topic, key, value and headers."""
 
-LARGEST = 64 << 20
+MAX_RECORD_BYTES = 64 << 20
 """Bytes of a record, at most: a broker closes the connection of a client that sends more than 100 MiB."""
-SETTINGS = {
+FIXED_SETTINGS = {
     "acks": "all",
     "enable.idempotence": "true",
     "message.timeout.ms": "0",
     "allow.auto.create.topics": "false",
 }
 """The delivery promise depends on these settings."""
-DEFAULTS = {"message.max.bytes": str(LARGEST), "partitioner": "murmur2_random", "linger.ms": "5"}
+DEFAULT_SETTINGS = {"message.max.bytes": str(MAX_RECORD_BYTES), "partitioner": "murmur2_random", "linger.ms": "5"}
 """Settings that options may change. The topic's own limit is the one that counts, and records with a key go to the
 partition that Java's producers would choose."""
-ALONE = {"batch.num.messages": "1", "linger.ms": "0"}
-_POLL = 0.1
+ALONE_SETTINGS = {"batch.num.messages": "1", "linger.ms": "0"}
+_POLL_SECONDS = 0.1
 """Seconds for which a sender waits for delivery reports at a time."""
 
-TAKES = ("_topic", "_partition", "_offset", "_to", "_row")
+PUBLISHED_COLUMNS = ("_topic", "_partition", "_offset", "_to", "_row")
 """Where a row came from; its topic, key and headers, null if they cannot be evaluated; what the encoding takes."""
-REPORT = "kind string, rows bigint, topic string, partition int, offset bigint, text string"
+PUBLISH_REPORT_DDL = "kind string, rows bigint, topic string, partition int, offset bigint, text string"
 """What tasks return: how many rows are in Kafka (`sent`), how many were sent one by one (`alone`), every `refused` row
 with the reason, and why the others were not sent (`away`, `denied`)."""
-_COLUMNS = pa.schema(
+_PUBLISH_REPORT_SCHEMA = pa.schema(
     [
         ("kind", pa.string()),
         ("rows", pa.int64()),
@@ -260,7 +260,7 @@ class Sender:
     trouble: Trouble = field(default_factory=Trouble)
     producer: Any = None
 
-    def send(self, records: Sequence[Record]) -> dict[int, str]:
+    def send_records(self, records: Sequence[Record]) -> dict[int, str]:
         """Send records; return why some are refused for good, by position. All others are in Kafka then.
 
         Raises BrokerAway and Denied; the first records of each partition may be in Kafka then.
@@ -273,22 +273,22 @@ class Sender:
             return refused
         self.producer = None  # a batch failed, which has ended it
         self.alone += len(unsent)
-        unsent = _Round(self, self._open_producer(ALONE), records).run(unsent, refused, alone=True)
+        unsent = _Round(self, self._open_producer(ALONE_SETTINGS), records).run(unsent, refused, alone=True)
         if unsent:
-            raise self.away("records are not taken, and no reason is given")
+            raise self.give_up_error("records are not taken, and no reason is given")
         return refused
 
-    def check(self) -> None:
+    def check_settings(self) -> None:
         """Raise StartError if a setting is wrong; sends nothing."""
-        self._open_producer(ALONE)
+        self._open_producer(ALONE_SETTINGS)
 
-    def away(self, otherwise: str) -> BrokerAway | Denied:
+    def give_up_error(self, otherwise: str) -> BrokerAway | Denied:
         """Return the error with which to give up."""
         kind = Denied if self.trouble.refused else BrokerAway
         return kind(self.trouble.text or otherwise)
 
     def _open_producer(self, more: Mapping[str, str]) -> Any:
-        return errors_into(Producer, {**DEFAULTS, **self.settings, **SETTINGS, **more}, self.trouble)
+        return errors_into(Producer, {**DEFAULT_SETTINGS, **self.settings, **FIXED_SETTINGS, **more}, self.trouble)
 
 
 @dataclass
@@ -308,21 +308,21 @@ class _Round:
         for position in chosen:
             if self.ended:
                 break
-            self._send(position, refused, alone)
+            self._send_record(position, refused, alone)
         self._wait_for_reports()
         # The report of a record that is in Kafka is None; one that was not sent has no report.
         unsent = []
         for position in chosen:
-            if position in refused or self.reports.get(position, _UNSENT) is None:
+            if position in refused or self.reports.get(position, _UNSENT_ERROR) is None:
                 continue
             if not alone or not self._is_refused(position, refused):
                 unsent.append(position)
         return unsent
 
-    def _send(self, position: int, refused: dict[int, str], alone: bool) -> None:
+    def _send_record(self, position: int, refused: dict[int, str], alone: bool) -> None:
         """Give a record to the producer, as soon as its queue has room."""
         topic, key, value, headers = self.records[position]
-        on_delivery = partial(self._report, position, alone)
+        on_delivery = partial(self._on_report, position, alone)
         since = time.monotonic()
         while not self.ended:
             try:
@@ -332,23 +332,23 @@ class _Round:
                     refused[position] = "it is larger than `queue.buffering.max.kbytes`"
                     return
                 before = len(self.reports)
-                self._poll(_POLL)
+                self._poll_reports(_POLL_SECONDS)
                 if len(self.reports) > before:
                     since = time.monotonic()
                 self._give_up_after(since)
             except KafkaException as exception:
                 error = exception.args[0]
                 if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                    refused[position] = _refusal(error)  # larger than `message.max.bytes`: no broker was asked
+                    refused[position] = _refusal_text(error)  # larger than `message.max.bytes`: no broker was asked
                     return
                 # Of a topic that the client knows to be refused, or of a producer that has ended.
-                self._report(position, alone, error, None)
-                if error.code() not in _OF_THE_TOPIC:
+                self._on_report(position, alone, error, None)
+                if error.code() not in _TOPIC_ERRORS:
                     self.ended = True
                 return
             else:
                 self.in_flight.add(position)
-                self._poll(0)
+                self._poll_reports(0)
                 return
 
     def _wait_for_reports(self) -> None:
@@ -361,38 +361,38 @@ class _Round:
             if self.ended:
                 self.producer.purge(in_queue=True, in_flight=False)
             before = len(self.reports)
-            self._poll(_POLL)
+            self._poll_reports(_POLL_SECONDS)
             if len(self.reports) > before:
                 since = time.monotonic()
             self._give_up_after(since)
 
-    def _poll(self, seconds: float) -> None:
+    def _poll_reports(self, seconds: float) -> None:
         """Collect delivery reports. A producer that has ended raises, but still delivers the other reports."""
         try:
             self.producer.poll(seconds)
         except KafkaException as error:
-            self.sender.trouble.note(error.args[0])
+            self.sender.trouble.note_error(error.args[0])
             self.ended = True
 
-    def _report(self, position: int, alone: bool, error: KafkaError | None, message: object) -> None:
+    def _on_report(self, position: int, alone: bool, error: KafkaError | None, message: object) -> None:
         """Note a delivery report: no error, or why the record is not in Kafka."""
         self.reports[position] = error
         self.in_flight.discard(position)
         if error is None:
             return
         self.ended = self.ended or not alone
-        if error.code() not in _OF_THE_RECORD | _OF_THE_TOPIC:
-            self.sender.trouble.note(error)
+        if error.code() not in _RECORD_ERRORS | _TOPIC_ERRORS:
+            self.sender.trouble.note_error(error)
 
     def _is_refused(self, position: int, refused: dict[int, str]) -> bool:
         """Note why a record that was sent alone is refused; return False if it is not."""
         error = self.reports.get(position)
         if error is None:
             return False
-        if error.code() in _OF_THE_RECORD:
-            refused[position] = _refusal(error)
+        if error.code() in _RECORD_ERRORS:
+            refused[position] = _refusal_text(error)
             return True
-        if error.code() not in _OF_THE_TOPIC:
+        if error.code() not in _TOPIC_ERRORS:
             return False
         reason = f"Kafka refuses records for topic {self.records[position][0]}: {error.str()}"
         if not self.sender.named_by_data:
@@ -406,13 +406,13 @@ class _Round:
         topics = sorted({self.records[position][0] for position in self.in_flight})
         self.producer.purge()
         shown = ", ".join(topics[:5])
-        raise self.sender.away(f"nothing arrived for {self.sender.timeout:g} s, for example in {shown}")
+        raise self.sender.give_up_error(f"nothing arrived for {self.sender.timeout:g} s, for example in {shown}")
 
 
-_UNSENT = KafkaError(KafkaError._NOENT)
+_UNSENT_ERROR = KafkaError(KafkaError._NOENT)
 
 
-def _refusal(error: KafkaError) -> str:
+def _refusal_text(error: KafkaError) -> str:
     return f"Kafka refuses it: {error.str()}"
 
 
@@ -428,10 +428,10 @@ class PublishJob:
     timeout: float
 
 
-def task(job: PublishJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function of one task, for mapInArrow. Needs the columns TAKES, in the order they are to be sent."""
+def publish_task(job: PublishJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function of one task, for mapInArrow. Needs PUBLISHED_COLUMNS, in the order they are to be sent."""
 
-    def publish(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def publish_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         keep_archives()
         sender = Sender(job.settings, job.timeout, named_by_data=not job.topics.fixed)
         trouble: list[dict[str, Any]] = []
@@ -444,17 +444,17 @@ def task(job: PublishJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Re
                 trouble.append({"kind": error.kind, "text": str(error)})
         yield _report_batch([*trouble, {"kind": "alone", "rows": sender.alone}])
 
-    return publish
+    return publish_rows
 
 
 def _report_batch(reports: list[dict[str, Any]]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist(reports, schema=_COLUMNS)
+    return pa.RecordBatch.from_pylist(reports, schema=_PUBLISH_REPORT_SCHEMA)
 
 
 def _send_rows(rows: pa.RecordBatch, job: PublishJob, sender: Sender) -> list[dict[str, Any]]:
     """Send the rows of one record batch; report how many are in Kafka, and which are refused."""
     records, row_numbers, refused = outgoing_records(rows, job)
-    for position, reason in sender.send(records).items():
+    for position, reason in sender.send_records(records).items():
         refused[row_numbers[position]] = reason
     reports: list[dict[str, Any]] = [{"kind": "sent", "rows": rows.num_rows - len(refused)}]
     for number in sorted(refused):
@@ -468,14 +468,14 @@ def _send_rows(rows: pa.RecordBatch, job: PublishJob, sender: Sender) -> list[di
 def outgoing_records(rows: pa.RecordBatch, job: PublishJob) -> tuple[list[Record], list[int], dict[int, str]]:
     """Return the records to send, the row of each, and why other rows make no record."""
     encoded = job.encoding.encode(rows.column("_row"))
-    places = zip(*(rows.column(name).to_pylist() for name in TAKES[:3]), strict=True)
+    places = zip(*(rows.column(name).to_pylist() for name in PUBLISHED_COLUMNS[:3]), strict=True)
     to = rows.column("_to")
     topics, keys, *headers = to.flatten()
     header_values = [column.to_pylist() for column in headers]
     not_evaluated = to.is_null().to_pylist()
     # As bytes: Spark lets texts pass that are not UTF-8.
     columns = zip(places, topics.cast(pa.binary()).to_pylist(), keys.to_pylist(), encoded.values, strict=True)
-    refusal = cache(job.topics.refusal)
+    refusal = cache(job.topics.refusal_of)
     records: list[Record] = []
     row_numbers: list[int] = []
     refused: dict[int, str] = {}
@@ -491,12 +491,12 @@ def outgoing_records(rows: pa.RecordBatch, job: PublishJob) -> tuple[list[Record
         for name, values in zip(job.headers, header_values, strict=True):
             if values[number] is not None:
                 own_headers.append((name, values[number]))
-        records.append((str(topic), key, value, [*own_headers, *job.marks, *_origin(*place)]))
+        records.append((str(topic), key, value, [*own_headers, *job.marks, *_origin_headers(*place)]))
         row_numbers.append(number)
     return records, row_numbers, refused
 
 
-def _origin(topic: str | None, partition: int, offset: int) -> Iterator[tuple[str, bytes]]:
+def _origin_headers(topic: str | None, partition: int, offset: int) -> Iterator[tuple[str, bytes]]:
     """Yield the headers that contain where a record came from."""
     yield "router.topic", (topic or "").encode()
     yield "router.partition", b"%d" % partition

@@ -17,9 +17,9 @@ from router import Placeholder, parse_template, template_fields
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-LONGEST = 249
-RULE = re.compile(rf"[a-zA-Z0-9._-]{{1,{LONGEST}}}")
-INTERNAL = "__"
+MAX_TOPIC_CHARS = 249
+TOPIC_NAME_PATTERN = re.compile(rf"[a-zA-Z0-9._-]{{1,{MAX_TOPIC_CHARS}}}")
+INTERNAL_TOPIC_PREFIX = "__"
 """The prefix of Kafka's own topics."""
 
 
@@ -32,9 +32,9 @@ def check_topic(topic: str) -> str:
             "a topic begins with fixed text, such as `games-` in games-{event.game}: data may not name any"
         )
     for text in texts:
-        if not RULE.fullmatch(text):
+        if not TOPIC_NAME_PATTERN.fullmatch(text):
             raise ValueError(f"a topic has letters, digits, dots, underscores and hyphens, not {text!r}")
-    if fault := unusable("".join(texts)):
+    if fault := topic_fault("".join(texts)):
         raise ValueError(fault)
     return topic
 
@@ -44,7 +44,7 @@ def is_fixed(topic: str) -> bool:
     return not template_fields(topic)
 
 
-def pattern(topic: str) -> re.Pattern[str]:
+def topic_pattern(topic: str) -> re.Pattern[str]:
     """Return the pattern of the names that a template can make."""
     text = ""
     for piece in parse_template(topic):
@@ -52,13 +52,15 @@ def pattern(topic: str) -> re.Pattern[str]:
     return re.compile(text, re.DOTALL)
 
 
-def unusable(name: str) -> str | None:
+def topic_fault(name: str) -> str | None:
     """Return why rows cannot be sent to a topic of this name; None if they can."""
-    if not RULE.fullmatch(name) or name in (".", ".."):
+    if not TOPIC_NAME_PATTERN.fullmatch(name) or name in (".", ".."):
         shown = name if len(name) <= 100 else f"{name[:100]}..."
-        return f"unusable topic name {shown!r}: letters, digits, dots, underscores and hyphens, {LONGEST} at most"
-    if name.startswith(INTERNAL):
-        return f"unusable topic name {name!r}: topics that begin with {INTERNAL} are Kafka's own"
+        return (
+            f"unusable topic name {shown!r}: letters, digits, dots, underscores and hyphens, {MAX_TOPIC_CHARS} at most"
+        )
+    if name.startswith(INTERNAL_TOPIC_PREFIX):
+        return f"unusable topic name {name!r}: topics that begin with {INTERNAL_TOPIC_PREFIX} are Kafka's own"
     return None
 
 
@@ -86,7 +88,7 @@ class Topics:
     fixed: bool
     other_cluster: bool = False
 
-    def refusal(self, name: str | None, source: str | None) -> str | None:
+    def refusal_of(self, name: str | None, source: str | None) -> str | None:
         """Return why a row from the topic `source` cannot be sent to a topic; None if it can. Runs on executors."""
         if name is None:
             return "the topic's name is null"
@@ -95,4 +97,4 @@ class Topics:
         if name in self.known:
             return None
         missing = f"there is no topic {name}; create it, or set `create_topics`"
-        return self.refused.get(name) or unusable(name) or missing
+        return self.refused.get(name) or topic_fault(name) or missing

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 log = logging.getLogger("router")
-TAKEN = {
+TAKEN_WRITER_OPTIONS = {
     "checkpointlocation": "each batch is a write of its own",
     "path": "write `path` next to `options`",
 }
 """Options that belong to the sink, and what to do instead."""
 
-SECRET = re.compile(r"(?i)pass|pwd|secret|token|credential|key|auth")
+SECRET_OPTION_PATTERN = re.compile(r"(?i)pass|pwd|secret|token|credential|key|auth")
 """The names of options whose values are secrets."""
 
 
@@ -51,10 +51,10 @@ class SparkWriter(ApplyingSink):
 
     @field_validator("options")
     @classmethod
-    def _options(cls, options: dict[str, SecretStr]) -> dict[str, SecretStr]:
+    def _check_options(cls, options: dict[str, SecretStr]) -> dict[str, SecretStr]:
         for name in options:
-            if name.lower() in TAKEN:
-                raise ValueError(f"the option {name} belongs to the sink: {TAKEN[name.lower()]}")
+            if name.lower() in TAKEN_WRITER_OPTIONS:
+                raise ValueError(f"the option {name} belongs to the sink: {TAKEN_WRITER_OPTIONS[name.lower()]}")
         return options
 
     @property
@@ -64,7 +64,7 @@ class SparkWriter(ApplyingSink):
 
     def prepare(self, opening: Opening) -> Self:
         """Return this sink with its columns checked; whether there is such a format shows with the first batch."""
-        columns = self._columns(opening.events)
+        columns = self._written_columns(opening.events)
         if unknown_names := sorted({*self.without} - {*opening.events.columns}):
             # No mistake if rows that wait have it: the outbox keeps the columns of a former `select`.
             log.warning("`without` has %s, and the route has no such columns now", ", ".join(unknown_names))
@@ -74,7 +74,7 @@ class SparkWriter(ApplyingSink):
 
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:
         """Write the rows of one batch. Raises ConnectionError if the writer fails, without the options' values."""
-        columns = self._columns(events)
+        columns = self._written_columns(events)
         rows = events.select(*(f"`{name.replace('`', '``')}`" for name in columns))
         secrets = {name: value.get_secret_value() for name, value in self.options.items()}
         writer = rows.write.format(self.format).options(**secrets).mode(self.mode)
@@ -83,13 +83,15 @@ class SparkWriter(ApplyingSink):
         try:
             writer.save(self.path)
         except Exception as error:  # whatever a data source raises
-            raise ConnectionError(f"the format {self.format} does not take the rows: {self._masked(error)}") from None
+            raise ConnectionError(
+                f"the format {self.format} does not take the rows: {self._mask_error(error)}"
+            ) from None
         return Outcome(events.count())
 
-    def _columns(self, events: DataFrame) -> list[str]:
+    def _written_columns(self, events: DataFrame) -> list[str]:
         return own_columns(events, {*self.without} & {*events.columns}).names
 
-    def _masked(self, error: Exception) -> str:
+    def _mask_error(self, error: Exception) -> str:
         """Return the first line of an error that names an exception, without the values of options."""
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         named = [line for line in lines if "Exception" in line or "Error" in line]
@@ -97,6 +99,6 @@ class SparkWriter(ApplyingSink):
         values = []
         for name, secret in self.options.items():
             value = secret.get_secret_value()
-            if len(value) > 3 or SECRET.search(name):
+            if len(value) > 3 or SECRET_OPTION_PATTERN.search(name):
                 values.append(value)
         return mask_secrets(text, values)[:500]

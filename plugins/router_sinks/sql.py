@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from router_sinks.sql_client import InsertJob
 
 log = logging.getLogger("router")
-URL = re.compile(r"[a-z0-9_]+(\+[a-z0-9_]+)?://.*", re.DOTALL)
-PORTS = {"postgresql": 5432, "mysql": 3306, "mariadb": 3306, "mssql": 1433, "oracle": 1521}
+SQL_URL_PATTERN = re.compile(r"[a-z0-9_]+(\+[a-z0-9_]+)?://.*", re.DOTALL)
+DEFAULT_PORTS = {"postgresql": 5432, "mysql": 3306, "mariadb": 3306, "mssql": 1433, "oracle": 1521}
 
 
 class Database(ApplyingSink):
@@ -65,8 +65,8 @@ class Database(ApplyingSink):
 
     @field_validator("url")
     @classmethod
-    def _url(cls, url: SecretStr) -> SecretStr:
-        if not URL.fullmatch(url.get_secret_value()):
+    def _check_url(cls, url: SecretStr) -> SecretStr:
+        if not SQL_URL_PATTERN.fullmatch(url.get_secret_value()):
             raise ValueError(
                 "a URL of SQLAlchemy begins with a dialect: postgresql+pg8000://user:password@host/database"
             )
@@ -74,7 +74,7 @@ class Database(ApplyingSink):
 
     @field_validator("table")
     @classmethod
-    def _table(cls, table: str) -> str:
+    def _check_table(cls, table: str) -> str:
         pieces = parse_template(table)
         if isinstance(pieces[0], Placeholder):
             raise ValueError(
@@ -98,23 +98,23 @@ class Database(ApplyingSink):
 
         url = urlsplit(self.url.get_secret_value())
         if url.hostname:
-            port = url.port or PORTS.get(url.scheme.partition("+")[0], 0)
+            port = url.port or DEFAULT_PORTS.get(url.scheme.partition("+")[0], 0)
             yield Server("database", f"{url.hostname}:{port}")
 
     def prepare(self, opening: Opening) -> Self:
         """Return this sink with its columns checked. Asks the database for a fixed table."""
-        from router_sinks.sql_client import check
+        from router_sinks.sql_client import check_database
 
         columns = own_columns(opening.events, self.without)
         if unknown := sorted(set(self.key) - set(columns.names)):
             raise StartError(f"`key` has {', '.join(unknown)}, and the route has no such columns")
         try:
-            self._rows(opening.events).schema  # noqa: B018 - analyses the expressions
+            self._select_rows(opening.events).schema  # noqa: B018 - analyses the expressions
         except (AnalysisException, ParseException) as error:
             raise StartError(str(error).strip().split("\n")[0]) from error
-        job = self._job(opening.events)
+        job = self._make_job(opening.events)
         try:
-            check(job, self.table if job.fixed else None)
+            check_database(job, self.table if job.fixed else None)
         except ConnectionError as error:
             if opening.trial:
                 raise
@@ -125,23 +125,23 @@ class Database(ApplyingSink):
 
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:
         """Insert the rows of one batch. Raises ConnectionError while the database is unavailable."""
-        from router_sinks.sql_client import named, task
+        from router_sinks.sql_client import insert_task, shown_database
 
-        rows = self._rows(events)
+        rows = self._select_rows(events)
         # Rows of a key stay together, in the order of their offsets: the table keeps the last one.
         spread_by = [f"_row.`{name}`" for name in self.key] or PLACE
         rows = rows.repartition(self.tasks, "_table", *spread_by).sortWithinPartitions("_table", *PLACE)
-        job = self._job(events)
-        return outcome(events, reported(rows, batch, task(job)), named(job))
+        job = self._make_job(events)
+        return outcome(events, reported(rows, batch, insert_task(job)), shown_database(job))
 
-    def _rows(self, events: DataFrame) -> DataFrame:
+    def _select_rows(self, events: DataFrame) -> DataFrame:
         """Return the rows to insert: their place, table and columns."""
         # The condition is always true, which no optimiser knows: see `tried`.
         table = tried(F.when(F.col("_offset") >= 0, text_column(parse_template(self.table))))
         value = row(own_columns(events, self.without).fieldNames())
         return with_event(events).select(*PLACE, table.alias("_table"), value.alias("_row"))
 
-    def _job(self, events: DataFrame) -> InsertJob:
+    def _make_job(self, events: DataFrame) -> InsertJob:
         from router_sinks.sql_client import InsertJob
 
         return InsertJob(

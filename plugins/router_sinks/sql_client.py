@@ -31,15 +31,15 @@ from router_http.options import mask_secrets
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-CONFLICTS = ("postgresql", "sqlite")
+CONFLICT_DIALECTS = ("postgresql", "sqlite")
 """Dialects with ON CONFLICT; MySQL and MariaDB have ON DUPLICATE KEY."""
-TRIES = 3
+MAX_TRANSACTION_TRIES = 3
 """How often a transaction is tried that another one ends: a deadlock, or a serialisation failure."""
-ROWS_FAULT = ("21", "22", "23", "44")
+ROW_FAULT_CLASSES = ("21", "22", "23", "44")
 """Classes of SQLSTATE: cardinality, data exceptions, constraints, check options."""
-TO_CHANGE = ("0A", "28", "3D", "3F", "42")
+SETTING_FAULT_CLASSES = ("0A", "28", "3D", "3F", "42")
 """Classes of SQLSTATE: unsupported features, logins, names of databases and schemas, access rules and tables."""
-PARAMETERS = 30_000
+MAX_PARAMETERS = 30_000
 """Parameters of a statement: PostgreSQL takes 65 535, SQLite 32 766."""
 
 
@@ -68,34 +68,34 @@ class _Wrong(Exception):  # noqa: N818 - it says what is the matter
     """The reason why a database takes nothing until a person changes something: rights, a table, a column."""
 
 
-def named(job: InsertJob) -> str:
+def shown_database(job: InsertJob) -> str:
     """Return the database of a job as text, without its password."""
     return sa.make_url(job.url).render_as_string(hide_password=True)
 
 
-def check(job: InsertJob, table: str | None) -> None:
+def check_database(job: InsertJob, table: str | None) -> None:
     """Raise StartError if rows can never be inserted, ConnectionError while the database is unavailable."""
     try:
         with closing(Session(job)) as session:
             dialect = session.engine.dialect.name
-            if job.key and dialect not in (*CONFLICTS, "mysql", "mariadb"):
+            if job.key and dialect not in (*CONFLICT_DIALECTS, "mysql", "mariadb"):
                 raise StartError(f"`key` needs PostgreSQL, SQLite, MySQL or MariaDB, not {dialect}")
             if table is None:
-                session.ask()
+                session.check_connection()
                 return
-            found_table = session.table(table)
+            found_table = session.find_table(table)
             if isinstance(found_table, str):
                 raise _Wrong(found_table)
     except _Away as error:
-        raise ConnectionError(f"{named(job)} cannot be reached: {error}") from None
+        raise ConnectionError(f"{shown_database(job)} cannot be reached: {error}") from None
     except _Wrong as error:
-        raise StartError(f"{named(job)}: {error}") from None
+        raise StartError(f"{shown_database(job)}: {error}") from None
 
 
-def task(job: InsertJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def insert_task(job: InsertJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function of one task, for mapInArrow: it inserts rows and returns reports. Runs on executors."""
 
-    def insert(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def insert_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         reports = Reports()
         session: Session | None = None
         try:
@@ -103,7 +103,7 @@ def task(job: InsertJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Rec
                 session = session or Session(job)
                 row_type = batch.schema.field("_row").type
                 for table, rows in _by_table(batch):
-                    session.insert(table, rows, row_type, reports)
+                    session.insert_rows(table, rows, row_type, reports)
                 yield reports.taken()
         except _Away as error:
             reports.ended("away", str(error))
@@ -114,7 +114,7 @@ def task(job: InsertJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Rec
                 session.close()
         yield reports.taken()
 
-    return insert
+    return insert_batches
 
 
 def _by_table(batch: pa.RecordBatch) -> Iterator[tuple[str | None, list[dict[str, Any]]]]:
@@ -141,7 +141,9 @@ class Session:
             driver = sa.make_url(job.url).drivername
             if isinstance(error, ModuleNotFoundError):
                 driver = str(error.name)
-            raise StartError(f"{named(job)} needs the driver {driver}; install it, here and on every node") from None
+            raise StartError(
+                f"{shown_database(job)} needs the driver {driver}; install it, here and on every node"
+            ) from None
         self.connection: sa.Connection | None = None
         self.tables: dict[str, sa.Table | str] = {}
 
@@ -151,17 +153,17 @@ class Session:
             self.connection.close()
         self.engine.dispose()
 
-    def ask(self) -> None:
+    def check_connection(self) -> None:
         """Ask the database for nothing. Raises the same as `insert`."""
-        self._run(lambda connection: connection.execute(sa.select(1)))
+        self._run_in_transaction(lambda connection: connection.execute(sa.select(1)))
 
-    def table(self, name: str) -> sa.Table | str:
+    def find_table(self, name: str) -> sa.Table | str:
         """Return a table as it is in the database, or why no row can go there."""
         if name in self.tables:
             return self.tables[name]
         if len(self.tables) >= self.job.at_most:
             return f"table {name}: the sink may have {self.job.at_most} tables in a batch and has them"
-        self.tables[name] = self._run(lambda connection: self._read_table(connection, name))
+        self.tables[name] = self._run_in_transaction(lambda connection: self._read_table(connection, name))
         return self.tables[name]
 
     def _read_table(self, connection: sa.Connection, name: str) -> sa.Table | str:
@@ -176,38 +178,42 @@ class Session:
             column.type = _with_json_as_text(column.type)
         return table
 
-    def insert(self, name: str | None, rows: list[dict[str, Any]], row_type: pa.StructType, reports: Reports) -> None:
+    def insert_rows(
+        self, name: str | None, rows: list[dict[str, Any]], row_type: pa.StructType, reports: Reports
+    ) -> None:
         """Insert rows into a table, and report each; `row_type` has the route's columns.
 
         Raises _Away or _Wrong if the database takes no more.
         """
-        table = "its table cannot be evaluated" if name is None else self.table(name)
+        table = "its table cannot be evaluated" if name is None else self.find_table(name)
         if isinstance(table, str):
             if self.job.fixed and name is not None:
                 raise _Wrong(table)  # it was dropped or changed: no row is at fault
             for row in rows:
                 reports.refused(row, table)
             return
-        step = max(1, min(self.job.rows_per_statement, PARAMETERS // len(self.job.columns)))
+        step = max(1, min(self.job.rows_per_statement, MAX_PARAMETERS // len(self.job.columns)))
         for first in range(0, len(rows), step):
-            self._insert(table, rows[first : first + step], row_type, reports)
+            self._insert_in_transaction(table, rows[first : first + step], row_type, reports)
 
-    def _insert(self, table: sa.Table, rows: list[dict[str, Any]], row_type: pa.StructType, reports: Reports) -> None:
+    def _insert_in_transaction(
+        self, table: sa.Table, rows: list[dict[str, Any]], row_type: pa.StructType, reports: Reports
+    ) -> None:
         """Insert rows in a transaction; if the database refuses a row for its values, insert each half of them."""
         try:
-            values = self._values(table, rows, row_type)
-            self._run(lambda connection: connection.execute(self._statement(table, values)))
+            values = self._row_values(table, rows, row_type)
+            self._run_in_transaction(lambda connection: connection.execute(self._make_statement(table, values)))
         except _RowFault as error:
             if len(rows) == 1:
                 reports.refused(rows[0], str(error))
                 return
             middle = len(rows) // 2
-            self._insert(table, rows[:middle], row_type, reports)
-            self._insert(table, rows[middle:], row_type, reports)
+            self._insert_in_transaction(table, rows[:middle], row_type, reports)
+            self._insert_in_transaction(table, rows[middle:], row_type, reports)
         else:
             reports.sent(len(rows))
 
-    def _values(self, table: sa.Table, rows: list[dict[str, Any]], row_type: pa.StructType) -> list[dict[str, Any]]:
+    def _row_values(self, table: sa.Table, rows: list[dict[str, Any]], row_type: pa.StructType) -> list[dict[str, Any]]:
         """Return the values of rows; of those with one key only the last: a statement may not change a row twice."""
         values = []
         last_of_key = {}
@@ -215,7 +221,9 @@ class Session:
             for row in rows:
                 row_values = {}
                 for name in self.job.columns:
-                    row_values[name] = _value(row["_row"][name], row_type.field(name).type, table.columns[name].type)
+                    row_values[name] = _column_value(
+                        row["_row"][name], row_type.field(name).type, table.columns[name].type
+                    )
                 values.append(row_values)
                 # By repr: values of some types cannot be keys of a dict.
                 last_of_key[tuple(repr(row_values[name]) for name in self.job.key)] = row_values
@@ -223,14 +231,14 @@ class Session:
             raise _RowFault(str(error)) from None
         return list(last_of_key.values()) if self.job.key else values
 
-    def _statement(self, table: sa.Table, values: list[dict[str, Any]]) -> Any:
+    def _make_statement(self, table: sa.Table, values: list[dict[str, Any]]) -> Any:
         """Return the INSERT of rows, which updates rows that have their key already."""
         key = self.job.key
         if not key:
             return sa.insert(table).values(values)
         dialect = self.engine.dialect.name
         others = [name for name in self.job.columns if name not in key]
-        if dialect not in CONFLICTS:
+        if dialect not in CONFLICT_DIALECTS:
             # MySQL has no "do nothing": without other columns the key is set to itself.
             of_mysql = mysql.insert(table).values(values)
             return of_mysql.on_duplicate_key_update({name: of_mysql.inserted[name] for name in others or key})
@@ -241,17 +249,17 @@ class Session:
         new_values = {name: insert.excluded[name] for name in others}
         return insert.on_conflict_do_update(index_elements=list(key), set_=new_values)
 
-    def _run(self, work: Callable[[sa.Connection], Any]) -> Any:
+    def _run_in_transaction(self, work: Callable[[sa.Connection], Any]) -> Any:
         """Do something in a transaction of its own; raise what its error means for the rows."""
-        for attempt in range(TRIES):
+        for attempt in range(MAX_TRANSACTION_TRIES):
             try:
                 self.connection = self.connection or self.engine.connect()
                 with self.connection.begin():
                     return work(self.connection)
             except (exc.SQLAlchemyError, OSError) as error:
                 # Class 40: another transaction has ended this one.
-                if _state(error)[:2] != "40" or attempt == TRIES - 1:
-                    raise self._meaning(error) from None
+                if _sql_state(error)[:2] != "40" or attempt == MAX_TRANSACTION_TRIES - 1:
+                    raise self._error_for(error) from None
                 self._close_connection()
         raise AssertionError  # the last attempt raises
 
@@ -261,15 +269,15 @@ class Session:
             self.connection.close()
             self.connection = None
 
-    def _meaning(self, error: Exception) -> Exception:
+    def _error_for(self, error: Exception) -> Exception:
         """Return what an error means: a row at fault, a server that is unavailable, or something to change first."""
-        text = self._text(error)
-        state = _state(error)
+        text = self._error_text(error)
+        state = _sql_state(error)
         if isinstance(error, exc.StatementError) and not isinstance(error, exc.DBAPIError):
             return _RowFault(text)  # the driver was never asked: a value that its type does not take
-        if state[:2] in ROWS_FAULT or (not state and isinstance(error, (exc.DataError, exc.IntegrityError))):
+        if state[:2] in ROW_FAULT_CLASSES or (not state and isinstance(error, (exc.DataError, exc.IntegrityError))):
             return _RowFault(text)
-        if state[:2] in TO_CHANGE or (not state and isinstance(error, exc.ProgrammingError)):
+        if state[:2] in SETTING_FAULT_CLASSES or (not state and isinstance(error, exc.ProgrammingError)):
             self._close_connection()
             return _Wrong(text)
         if not state and isinstance(error, exc.DBAPIError) and isinstance(error.orig, (ValueError, OverflowError)):
@@ -277,7 +285,7 @@ class Session:
         self._close_connection()
         return _Away(text)
 
-    def _text(self, error: Exception) -> str:
+    def _error_text(self, error: Exception) -> str:
         """Return the message of a database, without the statement, its values and the password."""
         orig = getattr(error, "orig", None) or error
         message = orig.args[0] if orig.args else ""
@@ -287,7 +295,7 @@ class Session:
         return mask_secrets(line, [str(sa.make_url(self.job.url).password or "")])
 
 
-def _state(error: Exception) -> str:
+def _sql_state(error: Exception) -> str:
     """Return the SQLSTATE of an error; an empty text if its driver has none."""
     orig = getattr(error, "orig", None)
     state = getattr(orig, "sqlstate", None) or getattr(orig, "pgcode", None)
@@ -326,7 +334,7 @@ def _with_json_as_text(column_type: sa.types.TypeEngine[Any]) -> sa.types.TypeEn
     return column_type
 
 
-def _value(value: Any, arrow_type: pa.DataType, column_type: sa.types.TypeEngine[Any]) -> Any:
+def _column_value(value: Any, arrow_type: pa.DataType, column_type: sa.types.TypeEngine[Any]) -> Any:
     """Return a value of an Arrow type as a column of a database's type takes it."""
     if value is None:
         return None
@@ -335,7 +343,7 @@ def _value(value: Any, arrow_type: pa.DataType, column_type: sa.types.TypeEngine
     if isinstance(column_type, _JsonText):
         return _json_text(value, arrow_type)
     if isinstance(column_type, sa.ARRAY) and pa.types.is_list(arrow_type):
-        return _array(value, arrow_type.value_type, column_type)
+        return _array_elements(value, arrow_type.value_type, column_type)
     if pa.types.is_nested(arrow_type):
         return _json_text(value, arrow_type)
     if isinstance(value, datetime) and value.tzinfo and isinstance(column_type, sa.DateTime):
@@ -343,13 +351,13 @@ def _value(value: Any, arrow_type: pa.DataType, column_type: sa.types.TypeEngine
     return value
 
 
-def _array(values: list[Any], arrow_type: pa.DataType, column_type: sa.ARRAY[Any]) -> list[Any]:
+def _array_elements(values: list[Any], arrow_type: pa.DataType, column_type: sa.ARRAY[Any]) -> list[Any]:
     """Return the elements of an array, which are of the Arrow type given."""
     element_type = column_type.item_type
     # A database reports the innermost type only, whether an array has one dimension or several.
     if pa.types.is_list(arrow_type) and not isinstance(element_type, _JsonText):
         element_type = column_type
-    return [_value(value, arrow_type, element_type) for value in values]
+    return [_column_value(value, arrow_type, element_type) for value in values]
 
 
 def _json_text(value: Any, arrow_type: pa.DataType) -> str:

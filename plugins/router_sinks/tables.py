@@ -34,7 +34,7 @@ class Delta(TableSink):
 
     @field_validator("name")
     @classmethod
-    def _usable(cls, name: str) -> str:
+    def _check_name(cls, name: str) -> str:
         return check_name(name)
 
     def table(self) -> str:
@@ -69,7 +69,7 @@ class Tables(TableSink):
 
     @field_validator("template")
     @classmethod
-    def _usable(cls, template: str) -> str:
+    def _check_template(cls, template: str) -> str:
         return check_template(template)
 
     def table(self) -> Column:
@@ -81,12 +81,12 @@ class Tables(TableSink):
         return self.template if self.collisions == "refuse" else None
 
 
-KEPT = re.compile(r"\s*([0-9]{1,6})\s*(min|h|d)\s*")
-UNITS = {"min": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
-OFFSET = "offset"
-SIZE = re.compile(r"\s*([0-9]{1,6})\s*(mb|gb)\s*", re.IGNORECASE)
-SIZES = {"mb": 1 << 20, "gb": 1 << 30}
-LEAST = 256 << 20
+KEPT_PATTERN = re.compile(r"\s*([0-9]{1,6})\s*(min|h|d)\s*")
+UNIT_DURATIONS = {"min": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
+ORDER_BY_OFFSET = "offset"
+SIZE_PATTERN = re.compile(r"\s*([0-9]{1,6})\s*(mb|gb)\s*", re.IGNORECASE)
+SIZE_UNIT_BYTES = {"mb": 1 << 20, "gb": 1 << 30}
+MIN_MERGE_BYTES = 256 << 20
 """Bytes. A merge reads several files at once, and the rows of a batch cannot be spilled."""
 
 
@@ -125,7 +125,7 @@ class Upsert(MergingSink):
         description="columns of the route, or fields of the event that are columns of it: event.gamer_id",
     )
     newest_by: str | tuple[str, ...] = Field(
-        default=OFFSET,
+        default=ORDER_BY_OFFSET,
         min_length=1,
         description="SQL over columns of the route, the event and the record, the most important first: event.at",
     )
@@ -173,23 +173,23 @@ class Upsert(MergingSink):
 
     @field_validator("template")
     @classmethod
-    def _usable(cls, template: str) -> str:
+    def _check_template(cls, template: str) -> str:
         if "{" in template:
             return check_template(template)
         return check_name(template)
 
     @field_validator("deletions_kept")
     @classmethod
-    def _readable(cls, text: str) -> str:
-        if not KEPT.fullmatch(text):
+    def _check_deletions_kept(cls, text: str) -> str:
+        if not KEPT_PATTERN.fullmatch(text):
             raise ValueError("is not a time; write a number and a unit: 30 min, 12 h, 7 d")
         return text
 
     @field_validator("memory")
     @classmethod
-    def _enough(cls, text: str | None) -> str | None:
-        if text is not None and _bytes(text) < LEAST:
-            raise ValueError(f"is less than {LEAST >> 20} MB, with which no merge gets far")
+    def _check_memory(cls, text: str | None) -> str | None:
+        if text is not None and _parse_bytes(text) < MIN_MERGE_BYTES:
+            raise ValueError(f"is less than {MIN_MERGE_BYTES >> 20} MB, with which no merge gets far")
         return text
 
     @model_validator(mode="after")
@@ -199,7 +199,7 @@ class Upsert(MergingSink):
         return self
 
     @model_validator(mode="after")
-    def _possible(self) -> Self:
+    def _check_combination(self) -> Self:
         ignores = self.when_matched == "ignore"
         for name, is_set in {"soft_delete": self.soft_delete, "columns": self.changes, "when_matched": ignores}.items():
             if self.history and is_set:
@@ -219,7 +219,7 @@ class Upsert(MergingSink):
 
     @property
     def _ordering(self) -> tuple[str, ...]:
-        return () if self._newest_by == (OFFSET,) else self._newest_by
+        return () if self._newest_by == (ORDER_BY_OFFSET,) else self._newest_by
 
     def table(self) -> str | Column:
         """Return the fixed name, or the name as the data has it; the engine applies the naming rule."""
@@ -233,7 +233,7 @@ class Upsert(MergingSink):
 
     def keyed(self) -> KeyedTable:
         """Return how the rows of a key become one."""
-        deletions_kept = KEPT.fullmatch(self.deletions_kept)
+        deletions_kept = KEPT_PATTERN.fullmatch(self.deletions_kept)
         assert deletions_kept  # by validation
         return KeyedTable(
             keys=self.columns_of(self.keys),
@@ -244,10 +244,10 @@ class Upsert(MergingSink):
             history=self.history == "scd2",
             evolution=self.evolution,
             widening=self.widening,
-            deletions_kept=int(deletions_kept[1]) * UNITS[deletions_kept[2]],
+            deletions_kept=int(deletions_kept[1]) * UNIT_DURATIONS[deletions_kept[2]],
             dropped=self.dropped,
             engine=self.engine,
-            memory=_bytes(self.memory) if self.memory else None,
+            memory=_parse_bytes(self.memory) if self.memory else None,
         )
 
     def newest(self) -> tuple[Column, ...]:
@@ -261,8 +261,8 @@ class Upsert(MergingSink):
         return F.expr(self.delete_when)
 
 
-def _bytes(text: str) -> int:
-    size = SIZE.fullmatch(text)
+def _parse_bytes(text: str) -> int:
+    size = SIZE_PATTERN.fullmatch(text)
     if not size:
         raise ValueError("is not a size; write a number and a unit: 512 MB, 2 GB")
-    return int(size[1]) * SIZES[size[2].lower()]
+    return int(size[1]) * SIZE_UNIT_BYTES[size[2].lower()]

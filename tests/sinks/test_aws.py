@@ -17,7 +17,7 @@ from router.errors import ConfigError
 from router.registry import load_registry, missing_extras
 from router_encoders.outbox_rows import as_it_is
 from router_sinks import aws
-from router_sinks.aws import SERVICES, Item, SendJob, _calls, task
+from router_sinks.aws import SERVICE_LIMITS, Item, SendJob, _group_calls, send_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ class Cloud:
         self.endpoint = endpoint
         named = dict(zip(("aws_access_key_id", "aws_secret_access_key"), KEYS, strict=True))
         self.clients = {
-            name: boto3.client(name, region_name=REGION, endpoint_url=endpoint, **named) for name in SERVICES
+            name: boto3.client(name, region_name=REGION, endpoint_url=endpoint, **named) for name in SERVICE_LIMITS
         }
 
     def sends(
@@ -55,7 +55,7 @@ class Cloud:
             ],
             names=["_topic", "_partition", "_offset", "_group", "_mark", "_row"],
         )
-        return [row for found in task(job)([batch]) for row in found.to_pylist()]
+        return [row for found in send_task(job)([batch]) for row in found.to_pylist()]
 
     def queue(self, name: str) -> str:
         fifo = {"FifoQueue": "true"} if name.endswith(".fifo") else {}
@@ -95,8 +95,10 @@ def bodies(count: int) -> list[bytes]:
 
 def test_messages_arrive_in_calls_of_ten(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it each event is a call of its own, or a call is refused for its size."""
-    queue, calls, plain = cloud.queue("wins"), list[int](), aws._call
-    monkeypatch.setattr(aws, "_call", lambda client, job, items: calls.append(len(items)) or plain(client, job, items))
+    queue, calls, plain = cloud.queue("wins"), list[int](), aws._call_service
+    monkeypatch.setattr(
+        aws, "_call_service", lambda client, job, items: calls.append(len(items)) or plain(client, job, items)
+    )
 
     reports = cloud.sends("sqs", queue, [*bodies(23), None, b"\xff", b"x" * (300 << 10)])
 
@@ -129,7 +131,7 @@ def test_a_server_that_restarts_gets_the_rest_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without it a restart of a service loses messages, or logs pages of botocore."""
-    monkeypatch.setattr(aws, "LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(aws, "MAX_RESEND_PAUSE_SECONDS", 0.02)
     server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()
     port = server.get_host_and_port()[1]
@@ -205,7 +207,7 @@ def test_only_what_was_not_taken_is_sent_again(cloud: Cloud, monkeypatch: pytest
     """Without it one throttled record doubles 499 others."""
     values = bodies(5)
     half = Half({values[1]: ["ProvisionedThroughputExceededException"] * 3, values[3]: ["InternalFailure"]})
-    monkeypatch.setattr(SendJob, "client", lambda self: half)
+    monkeypatch.setattr(SendJob, "make_client", lambda self: half)
 
     reports = cloud.sends("kinesis", "arn:aws:kinesis:eu-west-1:1:stream/x", list(values))
 
@@ -220,7 +222,7 @@ def test_what_the_sender_is_at_fault_for_is_refused_and_what_never_passes_pauses
     """Without it a malformed message holds up a queue for ever, or an outage makes dead letters."""
     values = bodies(3)
     half = Half({values[0]: ["InvalidMessageContents"]}, fault=True)
-    monkeypatch.setattr(SendJob, "client", lambda self: half)
+    monkeypatch.setattr(SendJob, "make_client", lambda self: half)
 
     assert counted(cloud.sends("sqs", "http://x/y", list(values))) == {"sent": 2, "refused": 1}
 
@@ -247,9 +249,9 @@ def test_a_call_stays_within_the_limits_of_its_service() -> None:
     """Without it a call of large items is refused whole."""
     items = [Item({}, b"x" * (100 << 10), f"g{n % 3}", "") for n in range(7)]
 
-    sqs = [len(call) for call in _calls(items, SERVICES["sqs"], fifo=False)]
-    fifo = [[one.group for one in call] for call in _calls(items, SERVICES["kinesis"], fifo=True)]
-    kinesis = [len(call) for call in _calls([*items] * 100, SERVICES["kinesis"], fifo=False)]
+    sqs = [len(call) for call in _group_calls(items, SERVICE_LIMITS["sqs"], fifo=False)]
+    fifo = [[one.group for one in call] for call in _group_calls(items, SERVICE_LIMITS["kinesis"], fifo=True)]
+    kinesis = [len(call) for call in _group_calls([*items] * 100, SERVICE_LIMITS["kinesis"], fifo=False)]
 
     assert sqs == [2, 2, 2, 1]
     assert all(len(set(groups)) == len(groups) for groups in fifo)

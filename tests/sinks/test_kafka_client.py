@@ -30,7 +30,7 @@ from router_sinks.kafka_client import (
     PublishJob,
     Sender,
     outgoing_records,
-    task,
+    publish_task,
 )
 from router_sinks.kafka_topics import CreateTopics, Topics
 from tests.conftest import LightKafka
@@ -77,7 +77,7 @@ def test_records_arrive_in_order_with_key_and_headers(broker: EmbeddedKafka, sen
     broker.create_topic("sent-in-order", partitions=3)
 
     for part in (records("sent-in-order", 5000), records("sent-in-order", 5000, first=5000)):
-        assert sender.send(part) == {}
+        assert sender.send_records(part) == {}
 
     assert numbers(broker.servers, "sent-in-order") == wanted(10_000)
     arrived = read_topic(broker.servers, "sent-in-order")
@@ -93,12 +93,12 @@ def test_a_record_that_is_too_large_is_refused_by_itself(broker: EmbeddedKafka, 
     for large in (700, 1500):
         sent[large] = (sent[large][0], sent[large][1], sent[large][2] + b"x" * 30_000, [])
 
-    refused = sender.send(sent)
+    refused = sender.send_records(sent)
 
     assert sorted(refused) == [700, 1500]
     assert "too large" in refused[700]
     assert numbers(broker.servers, "sent-small") == wanted(3000, (700, 1500))
-    assert sender.send(records("sent-small", 10, first=3000)) == {}, "the sender goes on"
+    assert sender.send_records(records("sent-small", 10, first=3000)) == {}, "the sender goes on"
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_final_refusal_never_holds_up_a_send(
         value = sent[100][2] + b"x" * padding
         sent[100] = (topic, key, value, [])
 
-        refused = sender.send(sent)
+        refused = sender.send_records(sent)
 
         assert list(refused) == [100]
         assert reason in refused[100]
@@ -155,7 +155,7 @@ def test_records_with_a_timestamp_that_the_topic_forbids_are_refused(broker: Emb
         ):
             sent.extend([too_late, neighbour])
 
-        refused = sender.send(sent)
+        refused = sender.send_records(sent)
 
         assert refused
         assert all(position % 2 == 0 for position in refused), "only records for the topic with the limits"
@@ -167,7 +167,7 @@ def test_a_batch_that_is_too_large_for_the_topic_is_sent_in_smaller_ones(broker:
     """Without it a topic with a small limit refuses good records."""
     broker.create_topic("sent-narrow", config={"max.message.bytes": "5000"})
 
-    assert sender.send(records("sent-narrow", 2000, size=100)) == {}
+    assert sender.send_records(records("sent-narrow", 2000, size=100)) == {}
 
     assert numbers(broker.servers, "sent-narrow") == wanted(2000)
     assert sender.alone > 0
@@ -181,7 +181,7 @@ def test_an_invalid_record_is_refused_by_itself(broker: EmbeddedKafka, sender: S
     for number in bare:
         sent[number] = (sent[number][0], None, sent[number][2], [])
 
-    refused = sender.send(sent)
+    refused = sender.send_records(sent)
 
     assert sorted(refused) == list(bare)
     assert all("validate" in why or "key" in why for why in refused.values()), refused
@@ -192,7 +192,7 @@ def test_a_record_beyond_every_limit_is_refused_without_asking(broker: EmbeddedK
     """Without it the broker cuts the connection, and the stream waits for ever."""
     broker.create_topic("sent-huge")
 
-    refused = sender.send([("sent-huge", None, b"x" * (65 << 20), []), ("sent-huge", b"k0", b"00000000", [])])
+    refused = sender.send_records([("sent-huge", None, b"x" * (65 << 20), []), ("sent-huge", b"k0", b"00000000", [])])
 
     assert list(refused) == [0]
     assert numbers(broker.servers, "sent-huge") == {b"k0": [0]}
@@ -203,7 +203,7 @@ def test_a_broker_that_is_not_there_is_said_to_be_away() -> None:
     began = time.monotonic()
 
     with pytest.raises(BrokerAway, match="refused"):
-        Sender({"bootstrap.servers": NOBODY}, timeout=1).send(records("any", 10))
+        Sender({"bootstrap.servers": NOBODY}, timeout=1).send_records(records("any", 10))
 
     assert time.monotonic() - began < 10
 
@@ -212,7 +212,7 @@ def test_a_wrong_setting_is_named_without_its_value() -> None:
     """Without it the stream tries for ever, or the log has the password."""
     for settings in ({"security.protocol": "geheim"}, {"sasl.pass": "geheim"}, {"message.max.bytes": "geheim"}):
         with pytest.raises(StartError) as caught:
-            Sender({"bootstrap.servers": NOBODY, **settings}, timeout=1).check()
+            Sender({"bootstrap.servers": NOBODY, **settings}, timeout=1).check_settings()
         assert next(iter(settings)) in str(caught.value)
         assert "geheim" not in str(caught.value)
 
@@ -284,7 +284,7 @@ def test_a_login_that_is_refused_is_not_waited_for(
 ) -> None:
     """Without it a wrong password looks like a broker that is away."""
     with pytest.raises(Denied, match=reason) as caught:
-        Sender(guarded.settings_of(user, password), timeout=2, named_by_data=True).send(records("open", 10))
+        Sender(guarded.settings_of(user, password), timeout=2, named_by_data=True).send_records(records("open", 10))
 
     assert "secret" not in str(caught.value)
 
@@ -292,7 +292,7 @@ def test_a_login_that_is_refused_is_not_waited_for(
 def test_a_fixed_topic_that_a_login_may_not_write_to_is_named(guarded: GuardedKafka) -> None:
     """Without it a person has to guess for which of many topics a right is missing."""
     with pytest.raises(Denied, match=r"topic forbidden: .*Topic authorization failed"):
-        Sender(guarded.settings_of("writer"), timeout=20).send(records("forbidden", 10))
+        Sender(guarded.settings_of("writer"), timeout=20).send_records(records("forbidden", 10))
 
 
 @pytest.mark.parametrize("topic", ["forbidden", "hidden", "__consumer_offsets", "no topic"])
@@ -305,7 +305,7 @@ def test_topics_that_kafka_refuses_are_the_end_of_their_own_records_only(guarded
     for refused_record, neighbour in zip(records(topic, 1000), records("open", 1000), strict=True):
         sent.extend([refused_record, neighbour])
 
-    refused = Sender(settings, timeout=20, named_by_data=True).send(sent)
+    refused = Sender(settings, timeout=20, named_by_data=True).send_records(sent)
 
     assert sorted(refused) == list(range(0, 2000, 2))
     assert {reason.partition(":")[0] for reason in refused.values()} == {f"Kafka refuses records for topic {topic}"}
@@ -323,12 +323,12 @@ def test_topics_whose_records_do_not_arrive_are_named(broker: EmbeddedKafka) -> 
     for topic in ("sent-then-deleted", "sent-beside-deleted"):
         broker.create_topic(topic)
     sender = Sender({"bootstrap.servers": broker.servers}, timeout=8, named_by_data=True)
-    assert sender.send(records("sent-then-deleted", 10)) == {}
+    assert sender.send_records(records("sent-then-deleted", 10)) == {}
     admin = AdminClient({"bootstrap.servers": broker.servers})
     admin.delete_topics(["sent-then-deleted"])["sent-then-deleted"].result(timeout=30)
 
     with pytest.raises(BrokerAway, match=r"^nothing arrived for 8 s, for example in sent-then-deleted$"):
-        sender.send([*records("sent-beside-deleted", 10), *records("sent-then-deleted", 10)])
+        sender.send_records([*records("sent-beside-deleted", 10), *records("sent-then-deleted", 10)])
 
 
 def test_a_record_that_no_queue_of_the_client_can_hold_is_refused_by_itself(broker: EmbeddedKafka) -> None:
@@ -338,7 +338,7 @@ def test_a_record_that_no_queue_of_the_client_can_hold_is_refused_by_itself(brok
     sent = records("sent-queued", 300, size=10_000)
     sent[100] = (sent[100][0], sent[100][1], b"x" * 2_000_000, [])
 
-    refused = sender.send(sent)
+    refused = sender.send_records(sent)
 
     assert refused == {100: "it is larger than `queue.buffering.max.kbytes`"}
     assert numbers(broker.servers, "sent-queued") == wanted(300, (100,))
@@ -353,7 +353,7 @@ def test_what_is_there_when_a_broker_goes_is_a_beginning(own_broker: EmbeddedKaf
     killer = threading.Timer(0.15, own_broker.kill)
     killer.start()
     try:
-        sender.send(sent)
+        sender.send_records(sent)
         pytest.skip("the broker was too quick")
     except BrokerAway:
         pass
@@ -364,7 +364,7 @@ def test_what_is_there_when_a_broker_goes_is_a_beginning(own_broker: EmbeddedKaf
     before = numbers(own_broker.servers, "cut")
     for key, found in before.items():
         assert found == wanted(20_000)[key][: len(found)], "a gap"
-    assert Sender({"bootstrap.servers": own_broker.servers}, timeout=30).send(sent) == {}
+    assert Sender({"bootstrap.servers": own_broker.servers}, timeout=30).send_records(sent) == {}
     after = numbers(own_broker.servers, "cut")
     assert after == {key: before.get(key, []) + every for key, every in wanted(20_000).items()}
 
@@ -374,12 +374,12 @@ def test_a_short_absence_costs_nothing(own_broker: EmbeddedKafka) -> None:
     """Without it every election of a leader sends a batch twice."""
     own_broker.create_topic("blink")
     sender = Sender({"bootstrap.servers": own_broker.servers}, timeout=60)
-    assert sender.send(records("blink", 100)) == {}
+    assert sender.send_records(records("blink", 100)) == {}
     own_broker.stop()
     starter = threading.Timer(2, own_broker.start)
     starter.start()
 
-    assert sender.send(records("blink", 100, first=100)) == {}
+    assert sender.send_records(records("blink", 100, first=100)) == {}
 
     starter.join()
     assert numbers(own_broker.servers, "blink") == wanted(200)
@@ -390,12 +390,12 @@ def test_no_topic_is_created_by_accident(own_broker: EmbeddedKafka) -> None:
     cluster = Cluster({"bootstrap.servers": own_broker.servers})
 
     with pytest.raises(StartError, match=r"there is no topic mistyped: create it, or set `create_topics`"):
-        cluster.fixed("mistyped", None, running=False)
+        cluster.fixed_topics("mistyped", None, running=False)
     with pytest.raises(ConnectionError):
-        cluster.fixed("mistyped", None, running=True)
-    assert cluster.matching("mis{x}") == frozenset()
+        cluster.fixed_topics("mistyped", None, running=True)
+    assert cluster.matching_topics("mis{x}") == frozenset()
     with pytest.raises(BrokerAway):
-        Sender({"bootstrap.servers": own_broker.servers}, timeout=2).send(records("mistyped", 1))
+        Sender({"bootstrap.servers": own_broker.servers}, timeout=2).send_records(records("mistyped", 1))
     assert "mistyped" not in topics_of(own_broker.servers)
 
 
@@ -407,26 +407,26 @@ def test_topics_are_created_as_said(broker: EmbeddedKafka) -> None:
     )
     broker.create_topic("made-a.b")
 
-    refused = cluster.create(["made-uno", "made-a.b", "made-a_b"], create)
+    refused = cluster.create_topics(["made-uno", "made-a.b", "made-a_b"], create)
     await_topic(cluster.admin, "made-uno", 3)  # a broker lists a topic a moment after it was created
 
     assert list(refused) == ["made-a_b"], "a name that Kafka cannot tell from another's"
-    assert cluster.matching("made-{x}") == {"made-uno", "made-a.b"}
-    assert cluster.fixed("made-uno", None, running=False).known == {"made-uno"}
-    assert cluster.fixed("made-fixed", create, running=False).fixed
+    assert cluster.matching_topics("made-{x}") == {"made-uno", "made-a.b"}
+    assert cluster.fixed_topics("made-uno", None, running=False).known == {"made-uno"}
+    assert cluster.fixed_topics("made-fixed", create, running=False).fixed
     await_topic(cluster.admin, "made-fixed", 3)
     assert "made-fixed" in topics_of(broker.servers)
     with pytest.raises(StartError, match="made-odd cannot be created"):
-        cluster.create(["made-odd"], CreateTopics(partitions=1, config={"no.such": "1"}))
+        cluster.create_topics(["made-odd"], CreateTopics(partitions=1, config={"no.such": "1"}))
     with pytest.raises(StartError, match="made-odd cannot be created"):
-        cluster.create(["made-odd"], CreateTopics(partitions=1, replication=3))
+        cluster.create_topics(["made-odd"], CreateTopics(partitions=1, replication=3))
 
 
 def test_a_cluster_that_does_not_answer_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a router that starts together with its broker ends."""
-    monkeypatch.setattr("router_sinks.kafka_client.SECONDS", 1)
+    monkeypatch.setattr("router_sinks.kafka_client.CLUSTER_SECONDS", 1)
     with pytest.raises(ConnectionError, match=f"Kafka does not answer at {NOBODY}"):
-        Cluster({"bootstrap.servers": NOBODY}).matching("a-{x}")
+        Cluster({"bootstrap.servers": NOBODY}).matching_topics("a-{x}")
 
 
 def encode(array: pa.Array, argument: None) -> Encoded:
@@ -462,9 +462,9 @@ def test_a_task_that_cannot_send_says_why(
     def fails(sender: Sender, records: object) -> dict[int, str]:
         raise trouble
 
-    monkeypatch.setattr(kafka_client.Sender, "send", fails)
+    monkeypatch.setattr(kafka_client.Sender, "send_records", fails)
 
-    reports = [row for batch in task(job)(iter([rows, rows])) for row in batch.to_pylist()]
+    reports = [row for batch in publish_task(job)(iter([rows, rows])) for row in batch.to_pylist()]
 
     assert [(row["kind"], row["text"]) for row in reports if row["kind"] != "alone"] == [(kind, str(trouble))]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_sinks.kafka_topics import Topics, check_topic, is_fixed, pattern, unusable
+from router_sinks.kafka_topics import Topics, check_topic, is_fixed, topic_fault, topic_pattern
 
 
 @pytest.mark.parametrize(
@@ -40,12 +40,12 @@ def test_a_name_from_data_follows_the_rule_or_has_a_reason(name: str) -> None:
     legal = 1 <= len(name) <= 249 and all(sign.isascii() and (sign.isalnum() or sign in "._-") for sign in name)
     own = name.startswith("__")
 
-    assert (unusable(name) is None) == (legal and name not in (".", "..") and not own)
+    assert (topic_fault(name) is None) == (legal and name not in (".", "..") and not own)
 
 
 def test_a_template_matches_what_it_can_make() -> None:
     """Without it records reach topics that the sink was not meant for."""
-    rule = pattern("games.{event.game}-v1")
+    rule = topic_pattern("games.{event.game}-v1")
 
     assert rule.fullmatch("games.uno-v1")
     assert not rule.fullmatch("gamesxuno-v1")
@@ -70,7 +70,7 @@ def test_a_row_is_refused_with_a_reason(name: str | None, source: str, word: str
     """Without it one bad name stops the stream, makes a topic, or sends records round for ever."""
     topics = Topics(frozenset({"games-uno"}), {"games-full": "the sink may have 2 topics and has them"}, fixed=False)
 
-    why = topics.refusal(name, source)
+    why = topics.refusal_of(name, source)
 
     assert why is None if word is None else word in (why or "")
 
@@ -79,5 +79,5 @@ def test_a_topic_of_another_cluster_may_have_the_name_of_the_source() -> None:
     """Without it a topic cannot be copied from one cluster to another."""
     there = Topics(frozenset({"events"}), {}, fixed=True)
 
-    assert there.refusal("events", "events") is not None
-    assert replace(there, other_cluster=True).refusal("events", "events") is None
+    assert there.refusal_of("events", "events") is not None
+    assert replace(there, other_cluster=True).refusal_of("events", "events") is None

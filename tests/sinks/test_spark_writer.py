@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def masked(options: dict[str, str], message: str) -> str:
     sink = SparkWriter.model_validate({"format": "jdbc", "options": options})
-    return sink._masked(RuntimeError(f"Exception: {message}")).removeprefix("Exception: ")
+    return sink._mask_error(RuntimeError(f"Exception: {message}")).removeprefix("Exception: ")
 
 
 @pytest.mark.parametrize("name", ["dbtable", "password"])

@@ -21,7 +21,7 @@ from tests.sinks import postgres
 sa = pytest.importorskip("sqlalchemy")
 pytest.importorskip("pg8000")
 
-from router_sinks.sql_client import InsertJob, Session, check, task  # noqa: E402 - needs the extra
+from router_sinks.sql_client import InsertJob, Session, check_database, insert_task  # noqa: E402 - needs the extra
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +75,7 @@ class Database:
         """Let a task insert rows, and return its reports."""
         job = InsertJob(more.pop("url", self.url), None, tuple(schema.names), more.pop("key", ()), **{**SMALL, **more})
         batch = self.batch(rows, schema, table)
-        return [row for found in task(job)([batch]) for row in found.to_pylist()]
+        return [row for found in insert_task(job)([batch]) for row in found.to_pylist()]
 
     def batch(self, rows: list[dict[str, Any]], schema: pa.Schema, table: str | list[str | None]) -> pa.RecordBatch:
         """Return rows as a task gets them."""
@@ -349,7 +349,7 @@ def test_a_server_that_is_away_is_no_fault_of_a_row(server: postgres.Postgres) -
     try:
         reports = database.inserts([{"n": 1, "name": "x"}], NAMED)
         with pytest.raises(ConnectionError) as away:
-            check(InsertJob(server.url, None, ("n",), (), **SMALL), "wins")
+            check_database(InsertJob(server.url, None, ("n",), (), **SMALL), "wins")
     finally:
         server.start()
 
@@ -374,7 +374,7 @@ def test_a_server_that_restarts_is_reported_without_a_traceback(
         server.start()
         yield batch
 
-    reports = [row for found in task(job)(restarted_between()) for row in found.to_pylist()]
+    reports = [row for found in insert_task(job)(restarted_between()) for row in found.to_pylist()]
 
     assert counted(reports) == {"sent": 1, "away": 0}
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
@@ -396,7 +396,7 @@ def test_what_somebody_must_change_is_told_before_anything_is_sent(server: postg
         ("wins", ("n",), "postgresql+psycopg://x:secret-word@127.0.0.1/x", "driver"),
     ):
         with pytest.raises(StartError) as error:
-            check(InsertJob(url, None, columns, (), **SMALL), table)
+            check_database(InsertJob(url, None, columns, (), **SMALL), table)
         assert told in str(error.value)
         assert "secret-word" not in str(error.value)
 
@@ -459,6 +459,6 @@ def test_a_password_that_is_a_common_word_cuts_no_words() -> None:
     """Without it a message about games_wins reads ***_wins, which gives the password away."""
     session = Session(InsertJob("postgresql+pg8000://me:games@db.example/x", None, ("n",), (), **SMALL))
 
-    text = session._text(RuntimeError("no relation games_wins, and games is no password"))
+    text = session._error_text(RuntimeError("no relation games_wins, and games is no password"))
 
     assert text == "no relation games_wins, and *** is no password"
