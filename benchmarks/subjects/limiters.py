@@ -277,7 +277,7 @@ def send_rows(
                 running.join(seconds_left)
             # Tasks end if nothing may go out for long, as in a window of a minute, and leave calls that were refused as
             # often as a call is tried: a batch starts others then.
-            until_open = leases.outlook("api").again
+            until_open = leases.outlook("api").retry_after
             is_done = all(running.exitcode == 0 for running in tasks)
             if is_done or until() or time.monotonic() + until_open >= deadline:
                 break

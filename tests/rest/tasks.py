@@ -140,7 +140,7 @@ class Tasks:
         jobs = [self.together(job, *batches)]
         while jobs[-1].counts["left"]:
             assert "wrong" not in jobs[-1].texts, jobs[-1].texts
-            time.sleep(min(1.0, max(0.02, self.leases.outlook(job.address.name).again)))
+            time.sleep(min(1.0, max(0.02, self.leases.outlook(job.address.name).retry_after)))
             jobs.append(self.together(job, *batches))
         return jobs
 

@@ -65,7 +65,7 @@ class Tasks:
     def say(self, who: str, *, wants: int = 0, out: int = 0, **seen: object) -> None:
         """Tell what one saw, and hand out what all are to be told."""
         asked = ((1, wants),) if wants else ()
-        told = TaskReport(received=self.received[who], number=self.numbers[who], out=out, wants=asked, **seen)  # type: ignore[arg-type]
+        told = TaskReport(received=self.received[who], number=self.numbers[who], in_flight=out, wants=asked, **seen)  # type: ignore[arg-type]
         self.coordinator.on_report(who, told)
         self.deal()
 
@@ -173,7 +173,7 @@ def test_tasks_never_have_more_in_flight_than_allowed(total: int, steps: list[tu
         message, cap = post[who][0]
         # what is above a lowered cap is still under way, and calls end one by one
         out[who] = min(demand, cap) if demand >= out[who] or reads else out[who]
-        permits.note_demand(now, who, number=message, out=out[who], demand=demand)
+        permits.note_demand(now, who, number=message, in_flight=out[who], demand=demand)
         for other, told in permits.allocate_caps(1.0).items():
             post[other].append(told)
         held = {one: max(out[one], post[one][0][1]) for one in tasks}
@@ -184,8 +184,8 @@ def test_a_task_with_most_of_the_rows_gets_what_others_leave() -> None:
     permits = ConcurrencyLimit(40)
     for who in ("big", "small"):
         permits.add_task(who)
-    permits.note_demand(100.0, "small", number=0, out=0, demand=4)
-    permits.note_demand(100.0, "big", number=0, out=0, demand=100)
+    permits.note_demand(100.0, "small", number=0, in_flight=0, demand=4)
+    permits.note_demand(100.0, "big", number=0, in_flight=0, demand=100)
 
     assert {who: cap for who, (_, cap) in permits.allocate_caps(1.0).items()} == {"big": 36, "small": 4}
 
@@ -372,7 +372,7 @@ def test_an_api_that_takes_a_part_of_each_call_is_not_away(clock: Clock, partly:
         tasks.say("a", throttled=1, partly=int(partly))
         clock.now += 0.1
 
-    assert coordinator.outlook().out is not partly
+    assert coordinator.outlook().is_open is not partly
 
 
 def test_jobs_wait_until_a_key_may_be_called_again(clock: Clock) -> None:
@@ -385,7 +385,7 @@ def test_jobs_wait_until_a_key_may_be_called_again(clock: Clock) -> None:
         clock.now += 1.5
 
     assert (tasks.received["a"], tasks.states("a")[-1]) == (1, "leave")
-    assert 14 <= coordinator.outlook().again <= 17.5
+    assert 14 <= coordinator.outlook().retry_after <= 17.5
     tasks.enter("b")  # another batch has rows of others
     coordinator.on_report("b", TaskReport(wants=(Want(1, 1, "cold"),)))
     tasks.deal()
@@ -405,7 +405,7 @@ def test_retry_after_stops_all_but_not_for_ever(clock: Clock, said: float, kept:
     if kept:
         assert tasks.received == before
         assert "hold" in tasks.states("b")
-        assert kept <= coordinator.outlook().again <= kept * 1.1
+        assert kept <= coordinator.outlook().retry_after <= kept * 1.1
         clock.now += kept * 1.1
         tasks.say("b", wants=5)
     assert tasks.received["b"] > 0
@@ -420,7 +420,7 @@ def test_a_few_calls_that_are_told_to_wait_stop_nobody(clock: Clock) -> None:
     assert tasks.received["b"] > 0
 
     tasks.say("a", sent=1, throttled=1, asking=1, pause=1.0)
-    assert coordinator.outlook().again >= 1.0
+    assert coordinator.outlook().retry_after >= 1.0
 
 
 @pytest.mark.parametrize(
@@ -526,7 +526,7 @@ def test_tasks_leave_an_api_that_is_out_and_new_ones_probe_it(clock: Clock) -> N
     clock.now += MAX_TOKEN_WAIT_SECONDS
     tasks.deal()
     assert [tasks.states(who)[-1] for who in ("a", "b")] == ["leave", "leave"]
-    assert coordinator.outlook().out
+    assert coordinator.outlook().is_open
     for who in ("a", "b"):
         coordinator.remove_task(who)
 
@@ -535,7 +535,7 @@ def test_tasks_leave_an_api_that_is_out_and_new_ones_probe_it(clock: Clock) -> N
     assert later.states("c")[-1] == "probe"
     assert later.received["c"] == 1
     later.say("c", sent=1, ok=1)
-    assert not coordinator.outlook().out
+    assert not coordinator.outlook().is_open
 
 
 def test_a_stop_sends_tasks_away(clock: Clock) -> None:
@@ -576,7 +576,7 @@ def test_a_window_that_is_full_for_long_sends_tasks_away(clock: Clock) -> None:
 
     assert tasks.received["a"] == 10
     assert tasks.told["a"][-1].state == "leave"
-    assert 3500 < tasks.told["a"][-1].again < 3700
+    assert 3500 < tasks.told["a"][-1].retry_after < 3700
 
 
 def test_a_long_pause_sends_tasks_away_whose_calls_all_wait(clock: Clock) -> None:
@@ -590,7 +590,7 @@ def test_a_long_pause_sends_tasks_away_whose_calls_all_wait(clock: Clock) -> Non
     tasks.deal()
 
     assert tasks.told["a"][-1].state == "leave"
-    assert 55 < tasks.told["a"][-1].again < 70
+    assert 55 < tasks.told["a"][-1].retry_after < 70
 
 
 def test_a_slow_limit_sends_nobody_away(clock: Clock) -> None:
@@ -630,7 +630,14 @@ def test_a_task_holds_few_retries_at_a_time(clock: Clock) -> None:
 
 def test_messages_survive_json() -> None:
     told = TaskReport(
-        sent=3, ok=2, pause=1.5, remaining=(3.0, 4.0), received=7, out=1, wants=(Want(1, 5), Want(3, 1)), seconds=0.5
+        sent=3,
+        ok=2,
+        pause=1.5,
+        remaining=(3.0, 4.0),
+        received=7,
+        in_flight=1,
+        wants=(Want(1, 5), Want(3, 1)),
+        seconds=0.5,
     )
     grant = Grant("probe", (Run(1.0, 0.5, 3, 1, 0.1),), 2, 3, 4, 0.5)
 
@@ -647,7 +654,7 @@ def test_one_call_that_is_always_told_to_wait_stops_no_other(clock: Clock, rate:
         tasks.say("a", sent=20, ok=19, throttled=1, asking=1, pause=15.0, wants=5)
         clock.now += 0.5
         tasks.say("b", sent=10, ok=10, wants=5)
-        assert coordinator.outlook().again < 1.0
+        assert coordinator.outlook().retry_after < 1.0
         clock.now += 0.5
     assert coordinator._stated_pace.factor == 1.0
     assert coordinator._adaptive_rate.current_limit(clock.now) is None

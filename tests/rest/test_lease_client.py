@@ -255,7 +255,7 @@ def test_a_call_that_is_given_up_takes_no_place() -> None:
             for one in ended:
                 if isinstance(one, CallToken):
                     lease.release(200, ok=True, throttled=False)
-        out = lease._tokens.out
+        out = lease._tokens.in_flight
         await lease.close()
         return out
 
@@ -275,7 +275,7 @@ def test_a_call_that_goes_out_twice_has_two_tokens_and_one_place() -> None:
             lease.release(200, ok=True, throttled=False)
         await lease.close()
         await asyncio.sleep(0.1)
-        return world.coordinator.totals["sent"], times, lease._tokens.out
+        return world.coordinator.totals["sent"], times, lease._tokens.in_flight
 
     sent, times, out = simulate(story())
     assert (sent, out) == (4, 0)
@@ -291,7 +291,7 @@ def test_a_task_that_is_sent_away_is_told_for_how_long() -> None:
         with pytest.raises(Leave):
             await lease.acquire()
         await lease.close()
-        return caught.value.again
+        return caught.value.retry_after
 
     assert 590 < simulate(story()) < 620
 

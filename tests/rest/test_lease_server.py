@@ -317,10 +317,10 @@ def test_a_limit_that_is_stated_anew_knows_what_went_out(server: LeaseServer) ->
     hour = RateLimit(5, None, 3600.0)
     server.admit_sink("sink", "api", Pace((hour,)))
     server.count_earlier("api", [EarlierCall(10.0, "", 5, 5)])
-    assert server.outlook("api").again > 3000
+    assert server.outlook("api").retry_after > 3000
 
     server.admit_sink("sink", "api", Pace((hour, RateLimit(1, None, 1.0))))
-    assert server.outlook("api").again > 3000
+    assert server.outlook("api").retry_after > 3000
 
 
 def test_tasks_of_an_old_statement_end(server: LeaseServer) -> None:

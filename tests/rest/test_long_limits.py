@@ -67,7 +67,7 @@ def again(leases: LeaseServer, lake: Lake, folder: Path, **limits: Any) -> float
     batch = Batch("games", 7, "wins", "rest", keeps=lambda table: StagedParts(lake, table, "games:run/wins/rest", 7))
     for _ in range(2):
         with admit_tasks(sink, leases, batch):
-            found = leases.outlook(options.limit).again
+            found = leases.outlook(options.limit).retry_after
     return found
 
 

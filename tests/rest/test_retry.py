@@ -103,7 +103,7 @@ def delivered(line: Line, policy: Policy, *, rows: int = 1, pace: Pace = ENOUGH)
         began = world.loop.time()
         call = Call("events", 3, list(range(10, 10 + rows)), [b'{"at":%d}' % at for at in range(rows)])
         left = await delivery.deliver_call(call)
-        told = TaskReport(left, settled, world.loop.time() - began, lease._tokens.out)
+        told = TaskReport(left, settled, world.loop.time() - began, lease._tokens.in_flight)
         await lease.close()
         serving.cancel()
         return told
@@ -339,7 +339,7 @@ def test_a_driver_that_goes_before_a_call_is_sent_again_leaves_the_call_in_doubt
         delivery = _delivery(Line(act=dropped), Policy(), lease, [])
         left = await delivery.deliver_call(Call("events", 3, [10], [b"{}"]))
         serving.cancel()
-        return left, lease._tokens.out
+        return left, lease._tokens.in_flight
 
     left, out = simulate(story())
 

@@ -55,7 +55,7 @@ def test_no_more_are_in_flight_than_allowed(tokens: TaskTokens) -> None:
     assert tokens.acquire(10.0)
     assert not tokens.acquire(10.0)
     assert tokens.next_due(10.0) is None
-    tokens.out -= 1
+    tokens.in_flight -= 1
     assert tokens.acquire(10.0)
 
 
@@ -105,7 +105,7 @@ def test_tokens_are_asked_for_before_they_are_missed(tokens: TaskTokens) -> None
 
     ((rows, many, _),) = tokens.take_report(10.1, [], sized=False).wants
     assert (rows, many) == (1, 7)
-    tokens.out = 0  # nothing is under way that would want another token
+    tokens.in_flight = 0  # nothing is under way that would want another token
     assert tokens.take_report(10.1, [], sized=False).wants == ()
 
 

@@ -206,7 +206,7 @@ def test_a_task_whose_calls_all_wait_gives_its_core_back(sending: Tasks) -> None
 
     assert sent.counts["left"] == 5
     assert time.monotonic() - begin < wait
-    assert sending.leases.outlook("api").again > 0
+    assert sending.leases.outlook("api").retry_after > 0
 
 
 def test_the_key_keeps_an_api_from_taking_a_call_twice(sending: Tasks) -> None:

@@ -303,15 +303,15 @@ class BatchJob:
         for notes, _ in self.job.parts.read([]):
             if self.configuration and notes.get("stopped") == self.configuration:
                 raise StartError(notes["why"])
-        while rows_left := self.rows_left():
-            if self.set_aside() >= rows_left:
+        while rows_left := self.run_job():
+            if self.set_aside_failed() >= rows_left:
                 break
             if not self.wait_to_retry() and self.park_overdue() >= rows_left:
                 break
-        if self._unread and not self._any_status():
+        if self._unread and not self._has_status():
             self._stop_sending(self._unread)
 
-    def rows_left(self) -> int:
+    def run_job(self) -> int:
         """Run the job once; return how many rows are left that may be delivered later."""
         with bounded_batches(self.events.sparkSession):
             # All reports at once: Spark would send everything again for a second look at them.
@@ -319,9 +319,9 @@ class BatchJob:
             reports = self._place_rows().mapInArrow(send, REPORT_DDL).filter("kind != 'tick'")
             result = JobResult.sum_reports(reports.toArrow())
         self._unread = self._unread or result.unread
-        if result.counts.get("unread", 0) >= MAX_UNREAD_ANSWERS and not self._any_status():
+        if result.counts.get("unread", 0) >= MAX_UNREAD_ANSWERS and not self._has_status():
             self._stop_sending(result.unread)
-        if result.wrong and not (result.is_alone and self._any_status("delivered")):
+        if result.wrong and not (result.is_alone and self._has_status("delivered")):
             raise StartError(f"{self.limit} does not take calls: {result.wrong}")
         self._write_refused(result.refused)
         trusted = self.leases.may_set_aside(self.limit)
@@ -351,7 +351,7 @@ class BatchJob:
             # The driver looks again now and then: the stream may be stopped, or the API may be back.
             if self.batch.stop.wait(min(max(seconds, MIN_JOB_PAUSE_SECONDS), MAX_LOOK_PAUSE_SECONDS)):
                 raise ConnectionError(f"stopped while {self.limit} has not taken all rows of the batch")
-            seconds = max(self.leases.outlook(self.limit).again, until - time.monotonic())
+            seconds = max(self.leases.outlook(self.limit).retry_after, until - time.monotonic())
             if self._has_overdue_rows():
                 return False
         return True
@@ -374,7 +374,7 @@ class BatchJob:
             taken += f", but not {_name_ranges(stuck)}"
         raise StartError(f"{self.limit} has taken {taken}, and max_outage says to fail")
 
-    def set_aside(self) -> int:
+    def set_aside_failed(self) -> int:
         """Give calls that have failed in too many rounds a receipt; return how many rows."""
         only = self.outage.failed_ranges(self.rounds)
         if not only:
@@ -402,7 +402,7 @@ class BatchJob:
         self.outage.forget_calls()
         return rows
 
-    def _any_status(self, *statuses: str) -> bool:
+    def _has_status(self, *statuses: str) -> bool:
         """Return whether an answer of the batch has told what became of a row: one of `statuses`, or any."""
         wanted = {*(statuses or ("delivered", "dead"))}
         return any(status in wanted for status in self._receipt_statuses())

@@ -380,7 +380,7 @@ class TaskShare:
     """The number of that message."""
     unread: deque[tuple[int, int]] = field(default_factory=deque)
     """Number and cap of earlier messages, one of which may be the last that the task has read."""
-    out: int = 0
+    in_flight: int = 0
     demand: int = 0
     peak: int = 0
     """The highest demand of late."""
@@ -389,7 +389,7 @@ class TaskShare:
     @property
     def in_flight_bound(self) -> int:
         """Return how many calls the task may have in flight at most, whichever message it has read."""
-        return max(self.out, self.cap, *(cap for _, cap in self.unread), 0)
+        return max(self.in_flight, self.cap, *(cap for _, cap in self.unread), 0)
 
 
 class ConcurrencyLimit:
@@ -414,10 +414,10 @@ class ConcurrencyLimit:
         """Stop counting a task: others may have its share."""
         self._shares.pop(who, None)
 
-    def note_demand(self, now: float, who: str, *, number: int, out: int, demand: int) -> None:
+    def note_demand(self, now: float, who: str, *, number: int, in_flight: int, demand: int) -> None:
         """Note how many calls a task has and wants in flight, and the number of the last message it has read."""
         share = self._shares[who]
-        share.out = out
+        share.in_flight = in_flight
         share.demand = demand
         while share.unread and share.unread[0][0] < number:
             share.unread.popleft()

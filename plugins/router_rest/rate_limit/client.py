@@ -139,11 +139,11 @@ class LeaseClient:
 
     async def acquire_again(self, rows: int = 1, key: str = "") -> CallToken:
         """Wait for another token: a call is sent again. Raises Leave or Gone, and keeps the old token then."""
-        self._tokens.out -= 1
+        self._tokens.in_flight -= 1
         try:
             token = await self.acquire(rows, key)
         except BaseException:
-            self._tokens.out += 1
+            self._tokens.in_flight += 1
             raise
         self._tokens.add_count("lapsed", 1)
         return token
@@ -183,7 +183,7 @@ class LeaseClient:
             early: The token was used early after the one before.
         """
         tokens = self._tokens
-        tokens.out -= 1
+        tokens.in_flight -= 1
         tokens.add_count("ok" if ok else "throttled" if throttled else "failed", 1)
         tokens.add_count("partly", partly)
         tokens.add_count("seconds", seconds)
@@ -202,7 +202,7 @@ class LeaseClient:
             tokens.note_refused_key(key)
         if self._waiting:
             self._serve_waiting()
-        if not ok or (self._waiting and tokens.out < tokens.cap):  # calls that wait for an answer need no tokens
+        if not ok or (self._waiting and tokens.in_flight < tokens.cap):  # calls that wait for an answer need no tokens
             self._send_report_soon()
 
     def count_delivered(self, rows: int) -> None:
@@ -256,7 +256,7 @@ class LeaseClient:
 
     def _raise_ended(self) -> NoReturn:
         if isinstance(self._ended, Leave):
-            raise Leave(self._ended.again, stopped=self._ended.stopped)
+            raise Leave(self._ended.retry_after, stopped=self._ended.stopped)
         raise Gone(str(self._ended))
 
     async def _wait_for_token(self, rows: int, key: str) -> CallToken:
@@ -268,7 +268,7 @@ class LeaseClient:
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._tokens.out -= 1  # the call that this token was for is not sent
+                self._tokens.in_flight -= 1  # the call that this token was for is not sent
                 self._tokens.add_count("lapsed", 1)
             self._waiting = deque(call for call in self._waiting if call.waiter is not waiter)
             raise
@@ -353,7 +353,7 @@ class LeaseClient:
         if grant.state in {"leave", "stop"}:
             if grant.state == "stop":
                 self.stopped.set()
-            self._end_lease(Leave(grant.again, stopped=grant.state == "stop"))
+            self._end_lease(Leave(grant.retry_after, stopped=grant.state == "stop"))
             return
         # The fastest message says best how far the clocks are apart: with it no token is used too early.
         tokens.add_runs(grant.runs, min(self._ahead))
@@ -446,7 +446,7 @@ class TaskTokens:
     def __init__(self) -> None:
         self.cap = 0
         """Calls in flight at most."""
-        self.out = 0
+        self.in_flight = 0
         """Calls in flight."""
         self.low = False
         """Few tokens are left for what is expected: ask for more."""
@@ -468,7 +468,7 @@ class TaskTokens:
 
     def acquire(self, now: float, rows: int = 1, key: str = "") -> CallToken | None:
         """Take a token for a call of so many rows now; None: there is none, or too many calls are in flight."""
-        if self.out >= self.cap:
+        if self.in_flight >= self.cap:
             return None
         for run in self._runs:
             if run.key != key or self._opens_at(run) > now:
@@ -503,7 +503,7 @@ class TaskTokens:
     def next_due(self, now: float) -> float | None:
         """Return when the next token can be used; None: there is none, or no call may be in flight now."""
         self._drop_expired(now)
-        if not self._runs or self.out >= self.cap:
+        if not self._runs or self.in_flight >= self.cap:
             return None
         return min((opens for run in self._runs if (opens := self._opens_at(run)) > now), default=None)
 
@@ -589,13 +589,13 @@ class TaskTokens:
             **counts,
             received=self._received,
             number=self._number,
-            out=self.out,
+            in_flight=self.in_flight,
             waiting=len(waiting),
             wants=self._list_wants(waiting, sized=sized),
         )
 
     def _list_wants(self, waiting: Sequence[tuple[int, str]], *, sized: bool) -> tuple[Want, ...]:
-        usable = max(0, min(len(waiting), self.cap - self.out))
+        usable = max(0, min(len(waiting), self.cap - self.in_flight))
         if sized:  # the rows and the key of a call that does not wait yet are not known
             held = Counter[str]()
             for run in self._runs:
@@ -611,7 +611,7 @@ class TaskTokens:
 
     def _expected_use(self) -> int:
         """Return how many tokens will probably be used before they expire."""
-        if self.out == 0:
+        if self.in_flight == 0:
             return 0
         return ceil(
             self._rate * self._held_seconds * (LONG_LIVED_TOKENS_FACTOR if self._lives >= LOOSE_LIFE_SECONDS else 1)
@@ -629,7 +629,7 @@ class TaskTokens:
             self._runs.remove(run)
         self._held -= 1
         self._used += 1
-        self.out += 1
+        self.in_flight += 1
         self._counts["sent"] = self._counts.get("sent", 0) + 1
         if self._rate and 2 * self._held < self._rate * self._held_seconds:
             self.low = True
@@ -663,19 +663,19 @@ class LeaseEnded(Exception):  # noqa: N818 - the two below say what happened
 
 
 class Leave(LeaseEnded):
-    """The driver's order to end the task: nothing may be sent for `again` seconds, or the sink stops."""
+    """The driver's order to end the task: nothing may be sent for `retry_after` seconds, or the sink stops."""
 
-    def __init__(self, again: float, *, stopped: bool = False) -> None:
-        super().__init__(again)
-        self.again = again
+    def __init__(self, retry_after: float, *, stopped: bool = False) -> None:
+        super().__init__(retry_after)
+        self.retry_after = retry_after
         self.stopped = stopped
 
     def __str__(self) -> str:
         if self.stopped:
             return "the sink stops"
-        if self.again < MIN_NAMED_WAIT_SECONDS:
+        if self.retry_after < MIN_NAMED_WAIT_SECONDS:
             return "no call could go out for some seconds; the rest follows at once"
-        return f"nothing may go out for {self.again:.1f} s or more"
+        return f"nothing may go out for {self.retry_after:.1f} s or more"
 
 
 class Gone(LeaseEnded):

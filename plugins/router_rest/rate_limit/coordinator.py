@@ -156,9 +156,9 @@ class Coordinator:
         task.ended += report.ok + report.throttled + report.failed + report.lapsed
         task.credit -= report.retried
         task.wants = task.unmet_wants(report)
-        demand = report.out + max(report.waiting, sum(many for _, many, *_ in report.wants))
+        demand = report.in_flight + max(report.waiting, sum(many for _, many, *_ in report.wants))
         self._unsettled = True
-        self._concurrency.note_demand(now, who, number=report.number, out=report.out, demand=demand)
+        self._concurrency.note_demand(now, who, number=report.number, in_flight=report.in_flight, demand=demand)
         self._budget.count_calls(now, report.sent - report.retried)
         self._adapt_to_results(now, report)
         self._obey_headers(now, report)
@@ -397,14 +397,14 @@ class Coordinator:
                 draft = self._draft_of(who)
                 task.away = True
                 draft.state = "stop" if task.stopped else "leave"
-                draft.again = self.outlook().again
+                draft.retry_after = self.outlook().retry_after
 
     def _draft_of(self, who: str) -> GrantDraft:
         return self._drafts.setdefault(who, GrantDraft())
 
     def _make_grant(self, who: str, draft: GrantDraft) -> Grant:
         number, cap = self._caps.get(who, (0, 0))
-        return Grant(draft.state, tuple(draft.runs), number, cap, draft.retries, draft.again)
+        return Grant(draft.state, tuple(draft.runs), number, cap, draft.retries, draft.retry_after)
 
 
 SUMMED_FIELDS = ("sent", "ok", "throttled", "failed", "timeouts", "lapsed", "retried", "denied", "seconds")
@@ -455,6 +455,6 @@ class GrantDraft:
 
     runs: list[Run] = field(default_factory=list)
     state: State = "go"
-    again: float = 0.0
+    retry_after: float = 0.0
     cap: bool = False
     retries: int = 0

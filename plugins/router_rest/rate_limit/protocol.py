@@ -104,7 +104,7 @@ class TaskReport:
     """All tokens so far: the driver knows from it which ones are still on their way."""
     number: int = 0
     """The number of the last grant whose `cap` was read."""
-    out: int = 0
+    in_flight: int = 0
     """Calls in flight."""
     waiting: int = 0
     """Calls that wait for a token."""
@@ -143,8 +143,8 @@ class Grant:
     """The tokens of one task, and what it has to do.
 
     `go`: use the tokens. `probe`: the same; the circuit is open, and this call finds out whether the API works again.
-    `hold`: drop all tokens. `leave`: end the task, for nothing may be sent for about `again` seconds. `stop`: the same,
-    and soon, for the sink stops. The times of tokens are those of the driver's clock.
+    `hold`: drop all tokens. `leave`: end the task, for nothing may be sent for about `retry_after` seconds. `stop`: the
+    same, and soon, for the sink stops. The times of tokens are those of the driver's clock.
     """
 
     state: State = "go"
@@ -154,7 +154,7 @@ class Grant:
     """Calls in flight."""
     retries: int = 0
     """Further retries, in addition to those that were granted before."""
-    again: float = 0.0
+    retry_after: float = 0.0
 
     def to_message(self) -> dict[str, Any]:
         """Return this as JSON can hold it."""
@@ -171,9 +171,9 @@ class Grant:
 class Outlook:
     """A forecast for the driver: whether it is worth starting a job now."""
 
-    out: bool
+    is_open: bool
     """The circuit is open: the API does not work."""
-    again: float
+    retry_after: float
     """Seconds until a call may be sent; 0: now."""
     tasks: int
 

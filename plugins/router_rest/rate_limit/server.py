@@ -167,7 +167,7 @@ class LeaseServer:
 
         def read_state() -> ApiState:
             used = coordinator.windows.used_share(time.monotonic())
-            out = coordinator.outlook().out
+            out = coordinator.outlook().is_open
             delivered = dict(sessions.delivered)
             return ApiState(out, used, coordinator.answers, failure=coordinator.failure, delivered=delivered)
 
