@@ -104,7 +104,7 @@ def _error_for(url: str, error: Exception) -> ExchangeError:
 
 
 def basic_auth(login: Basic) -> AuthBase:
-    """Return how to log in with user and password."""
+    """Return the login with user and password."""
     # bytes, for requests would write Latin-1 where RFC 7617 wants UTF-8
     return HTTPBasicAuth(login.user.encode(), login.password.get_secret_value().encode())
 

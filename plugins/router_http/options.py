@@ -145,7 +145,7 @@ class Tls(SecretOptions):
 
     @property
     def missing_file(self) -> str | None:
-        """Return which file does not exist; None where all do."""
+        """Return a file that does not exist; None if all do."""
         for name, file in self.files.items():
             if not Path(file).is_file():
                 return f"{name}: there is no file {file}"
@@ -153,14 +153,14 @@ class Tls(SecretOptions):
 
     @property
     def verify(self) -> bool | str:
-        """Return what `requests` takes as `verify`."""
+        """Return the argument `verify` of `requests`."""
         if self.insecure_skip_tls_verification:
             return False
         return self.ca or True
 
     @property
     def cert(self) -> str | tuple[str, str] | None:
-        """Return what `requests` takes as `cert`."""
+        """Return the argument `cert` of `requests`."""
         if self.certificate and self.key:
             return (self.certificate, self.key)
         return self.certificate

@@ -132,7 +132,7 @@ class OpenSink:
     credentials: Callable[[], Credentials]
 
     def plan_tasks(self, events: DataFrame, batch: Batch, *, whole: bool = False) -> PartitionPlan:
-        """Return which task gets which rows; `whole`: each gets whole source partitions."""
+        """Assign rows to tasks; `whole`: each gets whole source partitions."""
         options = self.options
         return load_or_make_plan(
             events,
@@ -145,7 +145,7 @@ class OpenSink:
         )
 
     def task_columns(self, events: DataFrame) -> DataFrame:
-        """Return what tasks take; `_to` is null if all rows have one URL."""
+        """Return the columns that tasks take; `_to` is null if all rows have one URL."""
         rows = self.columns(events)
         if self.options.template.fields or self.options.named_by_rows:
             return rows
@@ -209,7 +209,7 @@ def owner_of(batch: Batch) -> Owner:
 
 
 def responses_of(sink: RestOptions, batch: Batch) -> Responses | None:
-    """Return where answers are landed."""
+    """Return the table in which answers are landed."""
     return Responses(batch.parts(sink.responses)) if sink.responses else None
 
 
@@ -312,7 +312,7 @@ def _slowest_limit(sink: RestOptions) -> float | None:
 
 
 def cut_of(sink: RestOptions) -> CallSize:
-    """Return how calls are cut."""
+    """Return the size of calls."""
     bytes_of_rows = sink.bytes_per_call - sink.body_maker.frame_bytes(1)
     return CallSize(
         sink.rows_per_call,
@@ -324,7 +324,7 @@ def cut_of(sink: RestOptions) -> CallSize:
 
 
 def form_of(sink: RestOptions) -> RequestForm:
-    """Return what all requests have in common, without secrets: these come with the credentials."""
+    """Return the form that all requests share, without secrets: these come with the credentials."""
     has_own_key = sink.idempotency_key == "uuid5"
     return RequestForm(
         method="" if sink.method.sql else sink.method.name,
@@ -339,7 +339,7 @@ def form_of(sink: RestOptions) -> RequestForm:
 
 
 def policy_of(sink: RestOptions) -> Policy:
-    """Return when calls are sent again."""
+    """Return the rules by which calls are sent again."""
     policy = Policy(sink.retry.attempts, sink.retry.elapsed, rules=tuple(answer.rule for answer in sink.answers))
     if sink.retry.statuses is not None:
         policy = replace(policy, again=frozenset(sink.retry.statuses))
@@ -481,7 +481,7 @@ def _deliver_again(sink: OpenSink, events: DataFrame, aside: DataFrame, batch: B
 
 
 def _refusable_share(sink: RestOptions, aside: DataFrame, plan: PartitionPlan) -> float:
-    """Return what share of the rows may be refused: all that were dead, and the usual share of the parked ones."""
+    """Return the share of the rows that may be refused: all that were dead, and the usual share of the parked ones."""
     dead = aside.filter(F.col("status") == "dead").count()
     most = dead + sink.poison_share * (plan.rows - dead)
     return min(1.0, (most + 0.5) / max(1, plan.rows))  # half a row more, because rounding could lose one
@@ -532,7 +532,7 @@ _PLACE_PAIRS = tuple(zip(PLACE, PLACE_COLUMNS, strict=True))
 
 
 def set_aside(receipts: DataFrame, query: str, route: str, sink: str) -> DataFrame:
-    """Return what the last receipt says of each row of a sink that has none which says `delivered`.
+    """Return the last receipt of each row of a sink that has none with the status `delivered`.
 
     Columns: `topic`, `partition`, `offset`, `status`, `code`, `at`, `reason`, `call`. Most receipts say `delivered`, so
     only those of rows with another one are shuffled.

@@ -83,7 +83,7 @@ class Credentials:
         self._fixed["secrets"] = self._secrets
 
     def current_credentials(self, refused: str = "") -> dict[str, Any]:
-        """Return what `make_login` takes, as JSON has it; `refused` is the `version` of one that was answered with 401.
+        """Return credentials for `make_login`, as JSON has them; `refused` is the `version` that was answered with 401.
 
         May ask a token server. Raises ConnectionError while that is unavailable, StartError when it refuses this
         client.
@@ -123,7 +123,7 @@ def _json_times(**seconds: float) -> dict[str, float]:
 
 
 def _fixed_login(auth: Auth | None, headers: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a login that does not change adds to the credentials."""
+    """Return the part of the credentials that a login without renewal adds."""
     if auth is None or auth.oauth or auth.jwt or auth.sigv4:
         return {}
     if auth.basic is not None:
@@ -241,7 +241,7 @@ def load_auth(named: str, options: Mapping[str, Any]) -> AuthBase:
 
 @lru_cache(maxsize=256)
 def forms_of(secret: str) -> tuple[bytes, ...]:
-    """Return how a secret is written by an API that shows what it was sent: as it is, escaped, encoded.
+    """Return the forms in which an API may show a secret that it was sent: as it is, escaped, encoded.
 
     Base64 of a longer text, such as `user:password`, holds that of the secret in one of three places; the digits at
     its ends also depend on the neighbours, and are left out.

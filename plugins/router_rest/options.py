@@ -274,7 +274,7 @@ class BodyOptions(SecretOptions):
         return "array" if self.text is None else "ndjson"
 
     def make_body(self, rows_per_call: int, *, json: bool, compressed: bool) -> Body:
-        """Return how bodies are made; `json`: the values are JSON."""
+        """Return the maker of bodies; `json`: the values are JSON."""
         form = self.form_of(rows_per_call)
         media_type = MEDIA_TYPES[form]
         if self.text is not None:
@@ -678,6 +678,6 @@ class RestOptions(ApplyingSink):
 
     @property
     def body_maker(self) -> Body:
-        """Return how the rows of a call become its body; it is pickled to tasks."""
+        """Return the maker of a body from the rows of a call; it is pickled to tasks."""
         has_text = self.body.pieces is not None or isinstance(self.value, ToJson)
         return self.body.make_body(self.rows_per_call, json=has_text, compressed=self.gzip)

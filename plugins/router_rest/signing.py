@@ -154,7 +154,7 @@ class AwsKeys:
         return float("inf") if self._options.access_key_id else AWS_KEYS_KEPT_SECONDS
 
     def current_keys(self) -> dict[str, Any]:
-        """Return what AwsSignature takes. Raises ConnectionError while there are none, else StartError."""
+        """Return the keys for AwsSignature. Raises ConnectionError while there are none, else StartError."""
         options = self._options
         keys: dict[str, Any] = {"service": options.service, "region": options.region}
         if options.access_key_id is None:

@@ -157,7 +157,7 @@ class Rest(RestOptions):
         return resend_rows(self._open_sink(), events, aside, batch)
 
     def encoding_of(self, events: DataFrame, *, trial: bool = False) -> Encoding:
-        """Return how rows with these columns are encoded; it is kept for further batches of these columns."""
+        """Return the encoding of rows with these columns; it is kept for further batches of these columns."""
         pieces = self.body.pieces
         if pieces is not None:
             return Encoding(as_it_is, None, "JSON", partial(body_row, pieces=pieces))
@@ -168,7 +168,7 @@ class Rest(RestOptions):
         return self._encodings[named]
 
     def task_columns(self, events: DataFrame) -> DataFrame:
-        """Return what tasks take: `_topic`, `_partition`, `_offset`, `_order`, `_to` and `_row`.
+        """Return the columns that tasks take: `_topic`, `_partition`, `_offset`, `_order`, `_to` and `_row`.
 
         `_order` is the key of an order as bytes, or null; `_to` a struct of `url`, `values` (the method where rows name
         it, then those of headers), and `fault`, which is null or else the reason of a dead letter. `_to` is null if

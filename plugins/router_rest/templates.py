@@ -352,7 +352,7 @@ def body_fields(pieces: Iterable[BodyPiece]) -> tuple[list[str], list[str]]:
 
 
 def body_column(pieces: Iterable[BodyPiece]) -> Column:
-    """Return what a template makes of each row as bytes; null if a field cannot be evaluated. Needs `_offset`.
+    """Return the bytes that a template makes of each row; null if a field cannot be evaluated. Needs `_offset`.
 
     A field that is null is JSON's null, nothing inside of a text, and without its name in a form.
     """
@@ -448,7 +448,7 @@ class Body:
         return len(self.before) + len(self.between) * (rows - 1) + len(self.after)
 
     def row_fault(self, row: bytes) -> str | None:
-        """Return why a row cannot be in a body, where it would spoil the other rows; None where it can."""
+        """Return the reason why a row cannot be in a body, as it would spoil the others; None if it can."""
         if self.several and not row:
             return "its value is empty"
         if self.between == b"\n" and (row.count(b"\n") != self.lines - 1 or b"\r" in row):
@@ -469,7 +469,7 @@ class Body:
 
 
 def body_of(form: BodyForm, content_type: str, *, wrap: Any = None, compressed: bool = False, lines: int = 1) -> Body:
-    """Return how bodies of a form are made; `wrap` is JSON with ROWS_MARK once in it, as `check_wrap` allows."""
+    """Return the maker of bodies of a form; `wrap` is JSON with ROWS_MARK once in it, as `check_wrap` allows."""
     if form == "ndjson":
         return Body(content_type, b"", b"\n", b"\n", several=True, compressed=compressed, lines=lines)
     if form == "array":
@@ -494,7 +494,7 @@ def _count_places(node: Any) -> int:
 
 
 def _split_wrap(wrap: Any) -> tuple[bytes, bytes]:
-    """Return what stands before and after the rows."""
+    """Return the texts before and after the rows."""
     if wrap is None:
         return b"[", b"]"
     mark = ROWS_MARK

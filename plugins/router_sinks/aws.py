@@ -302,7 +302,7 @@ def _make_items(batch: pa.RecordBatch, job: SendJob, reports: Reports) -> Iterat
 
 
 def _item_fault(item: Item, job: SendJob, most: int) -> str | None:
-    """Return why a service would never take an item; None if it may."""
+    """Return the reason why a service would never take an item; None if it may."""
     if item.count_bytes() > most:
         return f"it has {item.count_bytes():,} bytes; {job.service} takes {most:,}"
     if job.service == "kinesis":

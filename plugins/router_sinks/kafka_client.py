@@ -180,7 +180,7 @@ class Cluster:
         return refused
 
     def _read_metadata(self, topic: str | None) -> dict[str, Any]:
-        """Return what the cluster reports of a topic, or of all, by name."""
+        """Return the cluster's metadata of a topic, or of all, by name."""
         servers = self.settings["bootstrap.servers"]
         try:
             cluster = self.admin.list_topics(topic, timeout=CLUSTER_SECONDS)

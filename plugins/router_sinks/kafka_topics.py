@@ -53,7 +53,7 @@ def topic_pattern(topic: str) -> re.Pattern[str]:
 
 
 def topic_fault(name: str) -> str | None:
-    """Return why rows cannot be sent to a topic of this name; None if they can."""
+    """Return the reason why rows cannot be sent to a topic of this name; None if they can."""
     if not TOPIC_NAME_PATTERN.fullmatch(name) or name in (".", ".."):
         shown = name if len(name) <= 100 else f"{name[:100]}..."
         return (

@@ -270,7 +270,7 @@ class Session:
             self.connection = None
 
     def _error_for(self, error: Exception) -> Exception:
-        """Return what an error means: a row at fault, a server that is unavailable, or something to change first."""
+        """Return an error by its meaning: a row at fault, an unavailable server, or something to change first."""
         text = self._error_text(error)
         state = _sql_state(error)
         if isinstance(error, exc.StatementError) and not isinstance(error, exc.DBAPIError):

@@ -232,7 +232,7 @@ class Upsert(MergingSink):
         return self.template if self.collisions == "refuse" else None
 
     def keyed(self) -> KeyedTable:
-        """Return how the rows of a key become one."""
+        """Return the options by which the rows of a key become one."""
         deletions_kept = KEPT_PATTERN.fullmatch(self.deletions_kept)
         assert deletions_kept  # by validation
         return KeyedTable(

@@ -64,7 +64,7 @@ SERVER_STATUSES = frozenset({401, 408, 425, 502, 503, 504})
 
 
 def action_for(status: int, *, doubt: bool, url_of_data: bool = False, again: frozenset[int] | None = None) -> Action:
-    """Return what an answer of this status means.
+    """Return the next step after an answer of this status.
 
     `doubt`: the rows may have arrived before, so 409 says that this is so, or that the first attempt is still running;
     else it is a conflict, which another attempt does not solve. `again` are the statuses after which a call is sent
@@ -117,7 +117,7 @@ class Remaining:
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Return after how many seconds an API wants to be called again; None if it does not say.
+    """Return the seconds after which an API wants to be called again; None if it names none.
 
     Never less than it says, but MAX_RETRY_AFTER_SECONDS at most. `now` is in seconds since 1970. `headers` find names
     in any case, as those of `requests` do.
@@ -171,7 +171,7 @@ def _parse_http_date(text: str) -> float | None:
 
 
 def _read_draft_policies(headers: Mapping[str, str]) -> Iterator[Remaining]:
-    """Yield what `RateLimit: "name";r=50;t=30` says, for every policy that counts calls."""
+    """Yield the calls left by `RateLimit: "name";r=50;t=30`, for every policy that counts calls."""
     header = headers.get("ratelimit", "")[:_MAX_HEADER_CHARS]
     if not header:
         return
@@ -275,7 +275,7 @@ class AnswerRule:
         return any(not isinstance(piece, str) and piece.reads_name("item") for piece in expressions)
 
     def make_decision(self, answer_values: Mapping[str, Any], hide: Hide) -> AnswerDecision:
-        """Return what the rule says of an answer for which it holds; `hide` masks secrets."""
+        """Return the decision of the rule on an answer for which it holds; `hide` masks secrets."""
         # Secrets are masked before a reason is made: afterwards one in capital letters could not be told.
         masked = None
         text = ""
@@ -295,7 +295,7 @@ def _reason_text(value: Any) -> str:
 
 
 def _mask_values(answer_values: Mapping[str, Any], hide: Hide) -> dict[str, Any]:
-    """Return what a rule looks at without secrets."""
+    """Return the values that a rule looks at, with secrets masked."""
     masked = {}
     for name, value in answer_values.items():
         if name == "headers":
@@ -310,7 +310,7 @@ def _mask_values(answer_values: Mapping[str, Any], hide: Hide) -> dict[str, Any]
 def apply_rules(
     rules: Sequence[AnswerRule], answer: Response, items: Sequence[Any], hide: Hide = bytes, method: str = ""
 ) -> list[AnswerDecision | None]:
-    """Return, for each item, what the first rule that holds says; None if none does. `hide` masks secrets.
+    """Return, for each item, the decision of the first rule that holds; None if none does. `hide` masks secrets.
 
     `items` are the results of rows as they stand in the answer; one null if the answer is about the whole call.
     """
@@ -536,7 +536,7 @@ class Classifier:
     def classify_answer(
         self, call: Call, answer: Response, hide: Hide = bytes, method: str = ""
     ) -> tuple[Attempt, dict[str, Any]]:
-        """Return what an answer to a `method` means for a call, and the arguments of `LeaseClient.release` for it.
+        """Return the attempt that an answer to a `method` makes of a call, and its arguments of `LeaseClient.release`.
 
         `hide` masks secrets: an API may show all that it was sent.
         """
@@ -662,7 +662,7 @@ def row_action(policy: Policy, call: Call, position: int, result: Result) -> Act
 
 
 def row_reason(result: Result) -> str:
-    """Return why a row was not taken: as a rule says, else as the answer does."""
+    """Return the reason why a row was not taken: that of a rule, else that of the answer."""
     if result.decision is not None and result.decision.reason:
         return result.decision.reason
     return f"the API answers {result.status}{answer_excerpt(result.text)}"

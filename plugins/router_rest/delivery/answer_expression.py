@@ -231,7 +231,7 @@ _LAZY_OPERATIONS: dict[str, Callable[[Operation, Mapping[str, Any]], Any]] = {
 
 
 def _common_type(values: Sequence[Any]) -> Callable[[Any], Any]:
-    """Return what makes each of some values, none of them null, one of the type in which Spark compares them."""
+    """Return the cast of some values, none of them null, to the type in which Spark compares them."""
     kinds = {type(value) for value in values}
     if kinds <= {str}:
         return _as_text
@@ -252,7 +252,7 @@ def _alike_values(values: Sequence[Any]) -> list[Any]:
 
 
 def _sort_key(value: Any) -> tuple[bool, Any]:
-    """Return what sorts a number or a text: to Spark all NaN are the same, and larger than any other number."""
+    """Return the sort key of a number or a text: to Spark all NaN are the same, and larger than any other number."""
     if value != value:  # noqa: PLR0124 - the definition of NaN
         return True, 0.0
     return False, value

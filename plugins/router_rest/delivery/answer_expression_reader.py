@@ -309,7 +309,7 @@ class _Reader:
             raise self._error_at(node, "no number") from None
 
     def _read_path(self, node: Any) -> tuple[str | int, ...]:
-        """Return where a value is: the name of the whole one, then names of fields and places in lists."""
+        """Return the path of a value: the name of the whole one, then names of fields and places in lists."""
         steps = self._read_steps(node)
         if steps[0] not in self.names:
             raise self._error_at(node, f"there is no such value; there are {', '.join(self.names)}")
@@ -359,7 +359,7 @@ class _Reader:
 
 
 def _result_kind(operation: Operation) -> str | None:
-    """Return what an operation gives, where it always gives that: as an error says it; None: it depends."""
+    """Return the kind of value that an operation always gives, in the words of an error; None: it depends."""
     if operation.name == "Literal":
         if operation.constant is None:
             return None

@@ -285,6 +285,7 @@ class CallQueue:
         if call.order is None:
             return
         behind = self._behind[call.order]
+        # A later call of the same order must not overtake rows that are left: they stay for the next round.
         if not whole:
             self._blocked.add(call.order)
             self._leave_queue(len(behind))
@@ -322,7 +323,7 @@ class CallQueue:
         self._wake_takers(1)
 
     def _why_stuck(self, call: Call) -> str:
-        """Return why a call is not queued: it is held, or would stand behind others of its key, which are too many."""
+        """Return the reason why a call is not queued: it is held, or too many others of its key stand before it."""
         if call.held:
             return TOLD_TO_WAIT
         behind = bool(self.of_key) and self._asking[call.limit] >= self.of_key

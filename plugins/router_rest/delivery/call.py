@@ -186,7 +186,7 @@ class Retries:
         return final
 
     def deadline(self) -> float:
-        """Return when a call that begins now is given up, by the clock of the loop."""
+        """Return the time at which a call that begins now is given up, by the clock of the loop."""
         return asyncio.get_running_loop().time() + self.policy.elapsed
 
     async def wait_for_budget(self, until: float) -> bool:
@@ -296,7 +296,7 @@ class Delivery:
 
     @property
     def wrong_setting(self) -> str:
-        """Return why calls need another setting, where it is not one odd call: others in flight may have been taken."""
+        """Return the reason why calls need another setting; empty if one odd call does: others may have been taken."""
         return self._wrong_often or ("" if self._taken else self._wrong_first)
 
     def stop_sending(self) -> None:

@@ -312,7 +312,7 @@ class BatchJob:
             self._stop_sending(self._unread)
 
     def run_job(self) -> int:
-        """Run the job once; return how many rows are left that may be delivered later."""
+        """Run the Spark job once; return how many rows are left that may be delivered later."""
         with bounded_batches(self.events.sparkSession):
             # All reports at once: Spark would send everything again for a second look at them.
             send = self.batch.guarded(send_task(self.job))
@@ -452,7 +452,7 @@ class BatchJob:
 
 
 def _name_ranges(ranges: list[Range]) -> str:
-    """Return where the first of some rows came from, for a message."""
+    """Return the place of the first of some rows, for a message."""
     topic, partition, first, last = ranges[0]
     more = f" and {len(ranges) - 1} ranges more" if ranges[1:] else ""
     return f"offsets {first} to {last} of {topic}/{partition}{more}"
@@ -490,7 +490,7 @@ STATUS_RANKS = ("parked", "dead", "delivered")
 
 
 def outcome_of(events: DataFrame, parts: Parts) -> Outcome:
-    """Return what the receipts of a batch say; `events` are its rows."""
+    """Return the outcome of a batch by its receipts; `events` are its rows."""
     rows = count_receipts(parts)
     ranks = rows.column("rank").to_pylist()
     counts = {status: ranks.count(rank) for rank, status in enumerate(STATUS_RANKS)}

@@ -85,7 +85,7 @@ def _read_size(written: dict[str, int]) -> CallSize:
 def make_plan(
     extents: Iterable[Extent], cut: CallSize, tasks: int, *, said: bool = True, whole: bool = False
 ) -> PartitionPlan:
-    """Return how rows are assigned to tasks: whole source partitions where they fit, the largest first.
+    """Assign rows to tasks: whole source partitions if they fit, the largest first.
 
     `tasks` is how many tasks there are where the configuration has `said` so, else how many there may be; for few calls
     there are fewer. Partitions are divided by offsets where tasks would be uneven without it; not where rows keep an
@@ -168,7 +168,7 @@ def keys_of(tasks: int) -> list[int]:
 
 
 def _spark_hash(number: int) -> int:
-    """Return what Spark's `hash` is of an int column: Murmur3 (x86, 32 bits) of four bytes, with the seed 42."""
+    """Return Spark's `hash` of an int: Murmur3 (x86, 32 bits) of four bytes, with the seed 42."""
 
     def mix_bits(value: int, left: int) -> int:
         return ((value << left) | (value >> (32 - left))) & 0xFFFFFFFF

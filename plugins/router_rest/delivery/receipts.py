@@ -159,7 +159,7 @@ def make_receipts(owner: Owner, settled: Sequence[Settled]) -> pa.Table:
 
 
 def _of_call(settled: Settled) -> dict[str, Any]:
-    """Return what the receipts of a call's rows have in common: the columns of _CALL_SCHEMA."""
+    """Return the values that all receipts of a call share: the columns of _CALL_SCHEMA."""
     call = settled.call
     receipt: dict[str, Any] = {
         "topic": call.topic,

@@ -264,7 +264,7 @@ class TaskJob:
 
     @property
     def reader(self) -> RowReader:
-        """Return what reads rows."""
+        """Return a reader of the rows."""
         form = self.form
         return RowReader(
             self.encoding,
@@ -523,7 +523,7 @@ class TaskWorker:
         self.report(reports)
 
     def _why_left(self) -> tuple[str, str]:
-        """Return why rows are left: the kind of the report, and its text."""
+        """Return the reason why rows are left: the kind of the report, and its text."""
         why = self._delivery.why if self._delivery else ""
         if self.trouble is None:
             return "away", why or self._queue.stuck

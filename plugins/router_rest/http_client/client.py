@@ -436,7 +436,7 @@ def _parse_url(url: str) -> URL:
 
 
 def _exception_for(error: Exception, attempt: SendAttempt) -> Exception:
-    """Return why no response came, in words that never quote the request."""
+    """Return the error for a request without a response, in words that never quote the request."""
     if isinstance(error, (Unsent, InDoubt)) or error is attempt.ended:
         return error
     late = isinstance(error, asyncio.TimeoutError)

@@ -165,7 +165,7 @@ def _read_blocks(response: requests.Response) -> Iterator[bytes]:
 
 
 def _result_for(error: Exception) -> Unsent | InDoubt | Response:
-    """Return why a request failed, or what a proxy answers; `requests` wraps the cause several times."""
+    """Return the error of a failed request, or a proxy's answer; `requests` wraps the cause several times."""
     chain = list(causes_of(error))
     if tunnel := TUNNEL_REFUSED_PATTERN.match(str(chain[-1])):
         status = int(tunnel[1])

@@ -116,7 +116,7 @@ def refuses_handshake(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return why there is no answer, in own words: libraries wrap the cause several times, and quote the request."""
+    """Return the cause of a missing answer in own words: libraries wrap it several times, and quote the request."""
     chain = [*causes_of(error)]
     # The class of a cause counts before any number: what wraps a TLS error or a failed look-up has the number of that,
     # which means something else to the system.
@@ -129,7 +129,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def _reason_by_class(error: BaseException) -> str | None:
-    """Return what one error of a chain says of the cause; None if it only wraps another."""
+    """Return the cause that one error of a chain names; None if it only wraps another."""
     if isinstance(error, ssl.SSLCertVerificationError) and hasattr(error, "verify_message"):
         return f"its certificate is not trusted ({error.verify_message})"
     if isinstance(error, ssl.SSLError):

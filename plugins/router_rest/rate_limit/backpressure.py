@@ -445,6 +445,7 @@ class ConcurrencyLimit:
         total = max(1, int(self.total * factor * self.part))
         wanted = self._fair_shares(total)
         caps = {}
+        # Lower caps first: others get what a task has given up only once it has read its message, so the sum holds.
         for who, cap in wanted.items():
             if cap < self._shares[who].cap:
                 caps[who] = self._set_cap(who, cap)

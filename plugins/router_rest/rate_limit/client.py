@@ -276,6 +276,7 @@ class LeaseClient:
     def _serve_waiting(self) -> None:
         """Give tokens to waiting calls whose time has come, and schedule the next."""
         now = self._loop.time()
+        # With a limit per key a later call may have a token though the first one has none; else the order is kept.
         behind = deque[WaitingCall]()
         while self._waiting:
             call = self._waiting.popleft()
@@ -382,6 +383,7 @@ class LeaseClient:
             if not call.waiter.done():
                 call.waiter.set_exception(why)
         self._waiting.clear()
+        # A task that is sent away may still need a login for its last calls: only without a driver there is none.
         if isinstance(why, Gone):
             for answer in self._asked.values():
                 if not answer.done():
@@ -501,14 +503,14 @@ class TaskTokens:
         self._last_use[key] = now
 
     def next_due(self, now: float) -> float | None:
-        """Return when the next token can be used; None: there is none, or no call may be in flight now."""
+        """Return the time of the next token that can be used; None: there is none, or no call may be in flight now."""
         self._drop_expired(now)
         if not self._runs or self.in_flight >= self.cap:
             return None
         return min((opens for run in self._runs if (opens := self._opens_at(run)) > now), default=None)
 
     def _opens_at(self, run: TokenRun) -> float:
-        """Return when the next token of a run may be used: calls stay apart when one goes out late."""
+        """Return the time of the next token of a run: calls stay apart when one goes out late."""
         if run.step < MIN_SPACED_STEP_SECONDS:
             return run.first
         last_use = self._last_use.get(run.key, 0.0)

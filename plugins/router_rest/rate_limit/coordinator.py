@@ -155,6 +155,7 @@ class Coordinator:
             self.failure = f"answers {report.bad_status}" if report.bad_status else "gives no answer"
         task.ended += report.ok + report.throttled + report.failed + report.lapsed
         task.credit -= report.retried
+        # The report may have been sent before the last grant arrived: tokens on their way are not granted twice.
         task.wants = task.unmet_wants(report)
         demand = report.in_flight + max(report.waiting, sum(many for _, many, *_ in report.wants))
         self._unsettled = True
@@ -165,9 +166,10 @@ class Coordinator:
         self._give_retries(who, now, report.denied)
 
     def allocate_grants(self) -> dict[str, Grant]:
-        """Return the grants that tasks are to get now, by task."""
+        """Allocate tokens, caps and retries; return the grants to send now, by task."""
         now = self._clock()
         self._allocate_caps(now)
+        # Tasks drop the tokens that they hold when a circuit opens or a pause begins: later grants replace them.
         if self._hold:
             self._hold = False
             for who in self._tasks:
@@ -183,7 +185,7 @@ class Coordinator:
         return {who: self._make_grant(who, draft) for who, draft in drafts.items() if who in self._tasks}
 
     def next_due(self) -> float | None:
-        """Return when to deal again if no report comes before; None: only after a report."""
+        """Return the time of the next allocation if no report comes before; None: only after a report."""
         now = self._clock()
         wanting = self._next_turn()
         times = [
@@ -198,7 +200,7 @@ class Coordinator:
         return min(times, default=None) if self._tasks else None
 
     def outlook(self) -> Outlook:
-        """Return when a call may be sent, and whether the circuit is open."""
+        """Return the seconds until a call may be sent, and the state of the circuit."""
         now = self._clock()
         again = max(self._shut_until(now), self.windows.next_start(now, 1), self._used_up)
         if self._circuit.since is not None:
@@ -211,6 +213,7 @@ class Coordinator:
         bad = report.failed + report.throttled - report.partly
         self._hold |= self._circuit.on_result(now, report.ok + report.partly, bad)
         refused = report.throttled if self._of_many_keys(now, report) else 0
+        # Only a short stated limit has a pace to lower; else the limit is learned. A ramp or a pause says nothing of it.
         if not self.windows.is_paced:
             self._adaptive_rate.on_result(now, sent=report.sent, refused=refused)
             self._window_pace.on_result(now, ok=report.ok, refused=refused)
@@ -273,20 +276,20 @@ class Coordinator:
                 self._draft_of(who).cap = True
 
     def _shut_until(self, now: float) -> float:
-        """Return until when nothing is sent at all."""
+        """Return the end of the time in which nothing is sent."""
         if self._remaining < 1 and now < self._reset:
             return max(self._paused, self._reset)
         return self._paused
 
     def _opens_at(self, now: float, *those: str) -> float:
-        """Return when one of some tasks that want tokens can get one at the earliest."""
+        """Return the earliest time at which one of some tasks that want tokens can get one."""
         opens = max(self._shut_until(now), min(self._next_start_of(now, who) for who in those) - AHEAD_SECONDS / 2)
         if self._circuit.since is not None:
             opens = max(opens, self._circuit.next_probe())
         return opens
 
     def _next_start_of(self, now: float, who: str) -> float:
-        """Return when the windows allow a token that a task wants: the first, or that of any key."""
+        """Return the time from which the windows allow a token that a task wants: the first, or that of any key."""
         task = self._tasks[who]
         if task.away:
             return inf
@@ -330,6 +333,7 @@ class Coordinator:
         turn = inf
         if fast < inf:
             turn = max(MIN_TURN_TOKENS, ceil(fast * AHEAD_SECONDS / 2 / wanting))
+        # With one limit for all the first task without a token ends the round; with keys each may have another key.
         most_idle = len(self._turns) if keyed else 1
         while who is not None and idle < most_idle:
             if self._allocate_to_task(who, now, now + AHEAD_SECONDS, turn, factor, rate):
@@ -355,7 +359,7 @@ class Coordinator:
             while calls_left and granted + 1 <= most and want.key not in blocked:
                 many = int(min(calls_left, most - granted))
                 run = self._allocate_run(want.key, now, until, calls=many, rows=want.rows, factor=factor, rate=rate)
-                if run is None:
+                if run is None:  # the key is used up: later wants of it need not be looked at, those of others do
                     blocked.add(want.key)
                     break
                 self._draft_of(who).runs.append(replace(run, key=want.key))
@@ -433,7 +437,7 @@ class TaskState:
         self.under_way.append((self.granted, key, calls))
 
     def unmet_wants(self, report: TaskReport) -> deque[Want]:
-        """Return what it wants in addition to the tokens that are on their way to it."""
+        """Return the tokens that it wants in addition to those on their way to it."""
         while self.under_way and self.under_way[0][0] <= report.received:
             self.under_way.popleft()
         coming: Counter[str] = Counter()

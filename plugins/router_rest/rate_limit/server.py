@@ -133,7 +133,7 @@ class LeaseServer:
         return ServerAddress(self._host, self._port, limit, self._certificate, self._secret)
 
     def is_counted(self, sink: str, limit: str) -> bool:
-        """Return whether earlier calls of a sink, or whatever has this name, are counted under a limit."""
+        """Return whether the earlier calls of a sink, or of anything else with this name, are counted under a limit."""
         with self._lock:
             return (sink, limit) in self._counted
 
@@ -148,7 +148,7 @@ class LeaseServer:
             self._sinks.pop(sink, None)
 
     def outlook(self, limit: str) -> Outlook:
-        """Return when calls under a limit may be sent, and whether its circuit is open.
+        """Return the seconds until a call under a limit may be sent, and the state of its circuit.
 
         Raises ConnectionError when the server has ended.
         """
@@ -326,7 +326,7 @@ def lease_server(host: str = "127.0.0.1", bind: str = "") -> LeaseServer:
 
 
 def api_state(limit: str) -> ApiState | None:
-    """Return how the API under a limit is, by the servers of this process; None if none has sent anything to it."""
+    """Return the state of the API under a limit, by the servers of this process; None if none has called it."""
     with _lock:
         servers = [server for server in _servers.values() if server.is_running]
     for server in servers:
@@ -431,6 +431,7 @@ class LimitSessions:
                 task.cancel()
             del self._sessions[session.who]
             self.coordinator.remove_task(session.who)
+            # Other tasks get its share of the calls in flight.
             self._send_grants_at(loop.time())
 
     def check_tasks(self, stopping: frozenset[str]) -> None:

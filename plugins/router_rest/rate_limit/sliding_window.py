@@ -99,7 +99,7 @@ class SlidingWindow:
             del self._lumps[:gone]
 
     def count_used(self, at: float) -> int:
-        """Return how much counts in the window that ends at a moment, now or later."""
+        """Return the sum of the costs in the window that ends at a moment, now or later."""
         used = self._sum
         for leaves, cost in self._lumps:
             if leaves > at:
@@ -132,7 +132,7 @@ class SlidingWindow:
 
     @property
     def empty_at(self) -> float:
-        """Return when nothing counts any more."""
+        """Return the time from which nothing counts any more."""
         return self._lumps[-1][0] if self._lumps else -inf
 
     def count_until(self, leaves: float, cost: int) -> None:
@@ -213,7 +213,7 @@ class SlidingWindows:
         return min((1 / quota.step for quota in self._calls if quota.short), default=None)
 
     def next_start(self, now: float, rows: int) -> float:
-        """Return when a call of so many rows may be sent at the earliest."""
+        """Return the earliest time for a call of so many rows."""
         at = max(now, self._free, self._last, *(quota.free for quota in self._quotas))
         for quota, cost in self._quota_costs(rows):
             at = quota.window.opens_at(at, cost)
@@ -262,14 +262,14 @@ class SlidingWindows:
                 quota.window.add_tokens(at, cost)
 
     def export_counts(self, now: float) -> tuple[float, list[tuple[float, int]]]:
-        """Return when the pace allows the next token; of each window how long something counts, and how much."""
+        """Return when the pace allows the next token, and of each window when it will be empty, and its sum."""
         for quota in self._quotas:
             quota.window.drop_expired(now)
         free = max((quota.free for quota in self._quotas), default=-inf)
         return free, [(quota.window.empty_at, quota.window.count_used(now)) for quota in self._quotas]
 
     def used_share(self, now: float) -> float | None:
-        """Return how much of the limit counts that is used the most, 0 to 1; None without a limit."""
+        """Return the used share, 0 to 1, of the limit that is used the most; None without a limit."""
         shares = [quota.window.count_used(now) / quota.window.most for quota in self._quotas]
         return min(1.0, max(shares)) if shares else None
 
@@ -367,7 +367,7 @@ class KeyedWindows:
         return windows
 
     def next_start(self, now: float, rows: int) -> float:
-        """Return when a call may be sent at the earliest: now, for there are keys that have sent nothing."""
+        """Return the earliest time for a call: now, for there are keys that have sent nothing."""
         return now
 
     def used_share(self, now: float) -> float | None:
