@@ -19,6 +19,7 @@ from zlib import crc32
 from router import StartError
 from router_rest.rate_limit.backpressure import MIN_ANSWERS
 from router_rest.rate_limit.protocol import (
+    CONNECT_SECONDS,
     TICK_SECONDS,
     TICKS_PER_HEARTBEAT,
     Grant,
@@ -27,7 +28,7 @@ from router_rest.rate_limit.protocol import (
     line_of,
     task_tls,
 )
-from router_rest.rate_limit.sliding_window import LOOSE_LIFE_SECONDS
+from router_rest.rate_limit.sliding_window import LOOSE_LIFE_SECONDS, MAX_KEPT_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -51,8 +52,6 @@ STRICT_REFUSED_SHARE = 0.25
 """The part of the early calls of late that such an API refuses at least: fewer are refused by chance."""
 EARLY_WEIGHT = 1 / 16
 """The weight of the last early call in that part."""
-MAX_LAST_USES = 10_000
-"""Keys whose last call is known."""
 MIN_SPACED_STEP_SECONDS = 0.002
 """Seconds between two calls: closer ones are not kept apart, for servers count milliseconds."""
 LONG_LIVED_TOKENS_FACTOR = 1.25
@@ -498,7 +497,7 @@ class TaskTokens:
 
     def note_use(self, now: float, key: str) -> None:
         """Note that a token of a key is used now: the next call is kept apart from this one."""
-        if len(self._last_use) >= MAX_LAST_USES:
+        if len(self._last_use) >= MAX_KEPT_KEYS:
             self._last_use.clear()
         self._last_use[key] = now
 
@@ -650,8 +649,6 @@ class TaskTokens:
             self._runs = deque(run for run in self._runs if run.calls)
 
 
-CONNECT_SECONDS = 10.0
-"""Seconds within which the driver has to be reached."""
 MAX_DRIVER_LINE_BYTES = 1 << 20
 """Bytes of a line."""
 

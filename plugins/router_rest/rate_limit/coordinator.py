@@ -213,7 +213,7 @@ class Coordinator:
         bad = report.failed + report.throttled - report.partly
         self._hold |= self._circuit.on_result(now, report.ok + report.partly, bad)
         refused = report.throttled if self._of_many_keys(now, report) else 0
-        # Only a short stated limit has a pace to lower; else the limit is learned. A ramp or a pause says nothing of it.
+        # Only a short stated limit has a pace to lower; else the limit is learned. Ramps and pauses say nothing of it.
         if not self.windows.is_paced:
             self._adaptive_rate.on_result(now, sent=report.sent, refused=refused)
             self._window_pace.on_result(now, ok=report.ok, refused=refused)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+CONNECT_SECONDS = 10.0
+"""Seconds within which a task has to reach the driver, and prove that it is one of this driver."""
 TICK_SECONDS = 0.1
 """Seconds between two reports of a task that are not urgent, and between two looks of the driver at all tasks."""
 TICKS_PER_HEARTBEAT = 10

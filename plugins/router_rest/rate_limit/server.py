@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from router import ApiState, StartError
 from router_rest.rate_limit.coordinator import Coordinator
 from router_rest.rate_limit.protocol import (
+    CONNECT_SECONDS,
     TICK_SECONDS,
     TICKS_PER_HEARTBEAT,
     ServerAddress,
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     Credentials = Callable[[str], Mapping[str, Any]]
 
 log = logging.getLogger("router")
-INTRODUCTION_SECONDS = 10.0
-"""Seconds within which whoever connects has to prove that it is a task of this driver."""
 MAX_REFUSED_HOSTS_LOGGED = 100
 """Hosts whose refused connections are logged, one line each."""
 MAX_TASK_LINE_BYTES = 1 << 16
@@ -231,7 +230,7 @@ class LeaseServer:
             self._port,
             limit=MAX_TASK_LINE_BYTES,
             ssl=self._tls,
-            ssl_handshake_timeout=INTRODUCTION_SECONDS,
+            ssl_handshake_timeout=CONNECT_SECONDS,
         )
         self._port = server.sockets[0].getsockname()[1]
         self._ready.set()
@@ -265,7 +264,7 @@ class LeaseServer:
     async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a connection until it ends, if it comes from a task of this driver."""
         try:
-            met = await asyncio.wait_for(self._identify_task(reader, writer), INTRODUCTION_SECONDS)
+            met = await asyncio.wait_for(self._identify_task(reader, writer), CONNECT_SECONDS)
             if met is not None:
                 sessions, session, sink = met
                 await sessions.serve_task(session, sink, reader)

@@ -34,7 +34,7 @@ MAX_ADDED_SECONDS = 0.25
 """Seconds that a reduced pace adds between two calls at most: a tenth of 1 call per second would wait for ten."""
 
 MAX_KEPT_KEYS = 10_000
-"""Keys whose windows are kept, those used last."""
+"""Keys whose windows the driver keeps, those used last; and keys whose last call a task knows."""
 KEY_GROUPS = 1 << 14
 """Groups of keys whose windows are not kept any more."""
 
