@@ -15,14 +15,13 @@ from router_rest.rate_limit.client import (
     CATCH_UP_STEP_SHARE,
     MAX_SILENT_TICKS,
     STRICT_STEP_SHARE,
-    TICK_SECONDS,
     CallToken,
     Gone,
     LeaseClient,
     Leave,
     TaskTokens,
 )
-from router_rest.rate_limit.protocol import Pace
+from router_rest.rate_limit.protocol import TICK_SECONDS, Pace
 from router_rest.rate_limit.sliding_window import RateLimit, Run
 from tests.rest.virtual import Api, World, simulate
 
