@@ -22,7 +22,7 @@ from pyspark.sql.avro.functions import from_avro
 
 from router import ArrowDecoding
 from router_decoders.registry_decoder import RegistryDecoder
-from router_schemas.avro.model import END, FINGERPRINT, MARKER
+from router_schemas.avro.model import FINGERPRINT_PREFIX, SINGLE_OBJECT_MARKER, VALUE_END_BYTES
 from router_schemas.model import SchemaInfo, WriterSchema
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class _Part:
     def __init__(self, column: str, record: RecordReader) -> None:
         self.is_read = F.col(column).isNotNull()
         self.end = F.col(f"{column}.end")
-        self.whole = F.coalesce(self.end == _binary(END), F.lit(False))
+        self.whole = F.coalesce(self.end == _binary(VALUE_END_BYTES), F.lit(False))
         self.value = F.col(f"{column}.value")
         self.good = self.whole & are_utf8(self.value, record.struct)
         self.names = set(record.struct.fieldNames())
@@ -187,7 +187,7 @@ def _read_record(record: RecordReader, numbers: dict[bytes, int]) -> Column:
     """Return the envelope of one record's values, null on other rows: a CASE, so that each row is decoded once."""
     options = {"avroSchema": record.reader, "mode": "PERMISSIVE"}
     # END stands behind every value: it is what is left if the value ends where it should.
-    body = F.concat("_body", _binary(END))
+    body = F.concat("_body", _binary(VALUE_END_BYTES))
     cases = []
     for key, schema_text in record.writers.items():
         is_of_writer = F.col("_writer") == numbers[key]
@@ -261,7 +261,7 @@ def _key_and_body(known: Records) -> tuple[Column, Column]:
         key = F.when(value.isNotNull(), _binary(b""))
         return key, value
     if known.wire_format == "single_object":
-        has_key = _begins_with(value, MARKER) & (F.length(value) >= OBJECT_KEY)
+        has_key = _begins_with(value, SINGLE_OBJECT_MARKER) & (F.length(value) >= OBJECT_KEY)
         key = F.when(has_key, F.substring(value, 1, OBJECT_KEY))
         return key, F.substring(value, OBJECT_KEY + 1, TO_THE_END)
     # If there is a header, it alone counts: a wrong one is not made good by a prefix of the value.
@@ -437,15 +437,15 @@ def _frame_rows(records: pa.RecordBatch, known: AvroRows) -> FramedRows:
     values = records.column("value")
     heads = pc.binary_slice(values, 0, OBJECT_KEY)
     has_length = pc.equal(pc.binary_length(heads), OBJECT_KEY)
-    is_head = pc.and_(pc.starts_with(heads, MARKER), has_length).fill_null(False)
+    is_head = pc.and_(pc.starts_with(heads, SINGLE_OBJECT_MARKER), has_length).fill_null(False)
 
     # A batch has few different fingerprints: number them, and make a name of each one once.
     coded = pc.if_else(is_head, heads, pa.scalar(None, heads.type)).dictionary_encode()
     groups = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     writers = []
     for head in coded.dictionary.to_pylist():
-        fingerprint = head[len(MARKER) :]
-        writers.append(f"{FINGERPRINT}{fingerprint.hex()}")
+        fingerprint = head[len(SINGLE_OBJECT_MARKER) :]
+        writers.append(f"{FINGERPRINT_PREFIX}{fingerprint.hex()}")
 
     unread = pc.if_else(values.is_null(), "value is null", NO_OBJECT)
     reasons = pc.if_else(is_head, pa.scalar(None, pa.string()), unread)
@@ -458,7 +458,7 @@ def _prefix(writer: str, known: AvroRows) -> bytes:
     from router_schemas.wire_format import schema_bytes
 
     if known.wire_format == "single_object":
-        return MARKER + bytes.fromhex(writer.removeprefix(FINGERPRINT))
+        return SINGLE_OBJECT_MARKER + bytes.fromhex(writer.removeprefix(FINGERPRINT_PREFIX))
     if known.only:
         return b""
     return schema_bytes(WriterSchema.of(writer))

@@ -254,33 +254,33 @@ class ToAvro(RegistryEncoder):
     def written(self, resolved: ResolvedSchema, columns: StructType) -> Encoding:
         """Return how rows are written with a schema."""
         from router_schemas.avro.model import text_of
-        from router_schemas.avro.parser import parse
+        from router_schemas.avro.parser import parse_resolved
         from router_schemas.wire_format import prefix
 
         value_prefix = b""
         if self.wire_format != "none":
             value_prefix = prefix(resolved.schema.id)
-        argument = AvroTarget(prefix=value_prefix, schema=text_of(parse(resolved)), columns=columns)
+        argument = AvroTarget(prefix=value_prefix, schema=text_of(parse_resolved(resolved)), columns=columns)
         _avro_writer(argument)  # raises here, on the driver, if columns and schema do not match
         return Encoding(encode_avro, argument, "Avro")
 
     def derived(self, columns: StructType, subject: str, latest: ResolvedSchema | None) -> str | None:
         """Return a schema for columns and the fields of the newest one, if the router could have made that."""
-        from router_schemas.avro.merge import RecordVersion, merge
+        from router_schemas.avro.merge import RecordVersion, merge_records
         from router_schemas.avro.model import Ref, text_of
-        from router_schemas.avro.spark_types import derived, known
+        from router_schemas.avro.spark_types import derive_schema, parse_derived_schema
         from router_schemas.model import SchemaOrigin
 
         if latest is None:
-            return text_of(derived(columns, self.name or record_name(subject)))
+            return text_of(derive_schema(columns, self.name or record_name(subject)))
         # A schema that the router has not made only its author can continue: see `known`.
-        newest = known(latest)
+        newest = parse_derived_schema(latest)
         if newest is None or not isinstance(newest.root, Ref):
             return None
-        made = derived(columns, self.name or newest.root.name)
+        made = derive_schema(columns, self.name or newest.root.name)
         # The new version keeps the fields that the columns lack.
         versions = [RecordVersion(SchemaOrigin.of(latest).label, newest), RecordVersion("the columns", made)]
-        merged = merge(versions)
+        merged = merge_records(versions)
         if merged.conflicts:
             raise ValueError(str(merged.conflicts[0]))
         return text_of(merged.reader)
@@ -293,10 +293,10 @@ def encode_avro(array: pa.Array, written: AvroTarget) -> Encoded:
 
 @lru_cache(maxsize=64)
 def _avro_writer(written: AvroTarget) -> Write:
-    from router_schemas.avro.encode import writer
+    from router_schemas.avro.encode import record_writer
     from router_schemas.avro.parser import parse_text
 
-    return writer(parse_text(written.schema), written.columns)
+    return record_writer(parse_text(written.schema), written.columns)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from router_schemas.avro.encode import writer
+from router_schemas.avro.encode import record_writer
 from router_schemas.avro.model import NULL, Array, AvroRecord, MapOf, Ref, Union, text_of
 from router_schemas.avro.parser import parse_text
-from router_schemas.avro.spark_types import derived, mapped
+from router_schemas.avro.spark_types import derive_schema, map_schema
 from router_schemas.model import column_names
 from tests.encoders.columns import OF_AVRO, encoded, plain, rows_of, struct, tables
 from tests.schemas import avro_strategies as avro
@@ -52,10 +52,10 @@ def test_a_row_is_read_as_it_was_written(table: Any, data: st.DataObject) -> Non
     """Without it a consumer sees other values than the table beside the topic."""
     columns, values = table
     rows = data.draw(st.lists(values, min_size=1, max_size=4))
-    schema = derived(columns, "games.Event")
+    schema = derive_schema(columns, "games.Event")
     text = json.loads(text_of(schema))
 
-    written = writer(schema, columns)(rows_of(columns, rows))
+    written = record_writer(schema, columns)(rows_of(columns, rows))
 
     assert [plain(as_pairs(columns, read(text, one))) for one in written] == [plain(row) for row in rows]
 
@@ -66,7 +66,7 @@ def test_a_schema_made_for_columns_is_read_as_these_columns(table: Any) -> None:
     columns, _ = table
     wider = {"tinyint": "int", "smallint": "int"}
 
-    found = mapped(parse_text(text_of(derived(columns, "games.Event")))).struct
+    found = map_schema(parse_text(text_of(derive_schema(columns, "games.Event")))).struct
 
     expected = columns.simpleString()
     for narrow, wide in wider.items():
@@ -80,8 +80,8 @@ def test_events_go_back_into_the_schema_they_were_read_with(data: st.DataObject)
     text, values = data.draw(avro.records(avro.Names(), 3))
     schema = parse_text(json.dumps(text))
     try:
-        columns = mapped(schema).struct
-        write = writer(schema, columns)
+        columns = map_schema(schema).struct
+        write = record_writer(schema, columns)
     except ValueError:  # nothing but nulls and records without fields: there is no column for them
         return
     rows = data.draw(st.lists(values, min_size=1, max_size=3))
@@ -157,7 +157,7 @@ def test_a_column_goes_into_a_wider_type(kind: T.DataType, schema: Any, value: A
     """Without it only schemas made by the router can be written."""
     columns, text = struct(a=kind), record(a=schema)
 
-    (written,) = writer(parse_text(text), columns)(rows_of(columns, [{"a": value}]))
+    (written,) = record_writer(parse_text(text), columns)(rows_of(columns, [{"a": value}]))
 
     assert read(json.loads(text), written) == {"a": expected}
 
@@ -186,7 +186,7 @@ MISFITS: list[tuple[T.StructType, str, str]] = [
 def test_a_column_without_a_place_is_named(columns: T.StructType, text: str, what: str) -> None:
     """Without it a stream starts that refuses every row, or writes wrong values."""
     with pytest.raises(ValueError, match=what):
-        writer(parse_text(text), columns)
+        record_writer(parse_text(text), columns)
 
 
 BROKEN: list[tuple[T.DataType, Any, list[Any], str]] = [
@@ -220,7 +220,7 @@ def test_a_value_that_cannot_be_written_is_one_row_without_a_value(
 ) -> None:
     """Without it one row stops the stream, takes its neighbours with it, or is written as something else."""
     columns, text = struct(a=kind), record(a=schema)
-    write = writer(parse_text(text), columns)
+    write = record_writer(parse_text(text), columns)
 
     found = encoded(rows_of(columns, [{"a": value} for value in values]), write)
 
@@ -234,6 +234,6 @@ def test_a_value_that_cannot_be_written_is_one_row_without_a_value(
 def test_a_name_that_avro_refuses_is_named() -> None:
     """Without it the registry refuses the schema with a riddle."""
     with pytest.raises(ValueError, match=r"field a\.größe: a name in Avro"):
-        derived(struct(a=struct(größe=IDS)), "games.Event")
+        derive_schema(struct(a=struct(größe=IDS)), "games.Event")
     with pytest.raises(ValueError, match=r"field a\{\}: Avro has no type"):
-        derived(struct(a=T.MapType(TEXT, T.MapType(IDS, TEXT))), "games.Event")
+        derive_schema(struct(a=T.MapType(TEXT, T.MapType(IDS, TEXT))), "games.Event")

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router_schemas.avro.library import reader_text, writer_text
-from router_schemas.avro.merge import MergedRecord, RecordVersion, merge
-from router_schemas.avro.model import END, text_of
+from router_schemas.avro.merge import MergedRecord, RecordVersion, merge_records
+from router_schemas.avro.model import VALUE_END_BYTES, text_of
 from router_schemas.avro.parser import parse_text
 from tests.light import drawn
 from tests.schemas import avro_strategies as avro
@@ -27,7 +27,7 @@ def record(*fields: Json, name: str = "Event", **more: Json) -> Json:
 
 def merged(*schemas: Json) -> MergedRecord:
     """Merge versions called v1, v2, ..."""
-    return merge([RecordVersion(f"v{n}", parse_text(json.dumps(one))) for n, one in enumerate(schemas, 1)])
+    return merge_records([RecordVersion(f"v{n}", parse_text(json.dumps(one))) for n, one in enumerate(schemas, 1)])
 
 
 def reader(*schemas: Json) -> Json:
@@ -88,19 +88,19 @@ def test_a_record_that_is_cut_or_followed_by_bytes_is_found(lineage: Any, tail: 
     """Spark reads both without a word, the one as nulls, the other as a good record."""
     template, history, versions = lineage
     writers = [parse_text(json.dumps(version.schema)) for version in versions]
-    reader = merge([RecordVersion(f"v{n}", writer) for n, writer in enumerate(writers)]).reader
+    reader = merge_records([RecordVersion(f"v{n}", writer) for n, writer in enumerate(writers)]).reader
     frame = reader_text(reader)
 
     for version, writer in zip(versions, writers, strict=True):
         good, text = avro.written(version.schema, version.writes[0]), json.loads(writer_text(writer, reader))
-        whole = avro.read(good + END, text, frame)
-        assert whole["end"] == END
+        whole = avro.read(good + VALUE_END_BYTES, text, frame)
+        assert whole["end"] == VALUE_END_BYTES
         assert avro.same(version.expected[0], avro.by_number(template, history, whole["value"]))
         for cut in range(len(good)):
             with pytest.raises((EOFError, ValueError, IndexError)):
-                avro.read(good[:cut] + END, text, frame)
-        if not (tail + END).startswith(END):
-            assert avro.read(good + tail + END, text, frame)["end"] != END
+                avro.read(good[:cut] + VALUE_END_BYTES, text, frame)
+        if not (tail + VALUE_END_BYTES).startswith(VALUE_END_BYTES):
+            assert avro.read(good + tail + VALUE_END_BYTES, text, frame)["end"] != VALUE_END_BYTES
 
 
 def test_a_schema_with_the_envelopes_names_is_refused() -> None:
@@ -348,7 +348,7 @@ def test_a_recursive_record_is_merged() -> None:
 def test_nothing_to_merge_is_refused() -> None:
     """An empty schema would decode every record to nothing."""
     with pytest.raises(ValueError, match="no schema"):
-        merge([])
+        merge_records([])
 
 
 def test_a_thousand_types_in_ten_versions_take_seconds_at_most() -> None:

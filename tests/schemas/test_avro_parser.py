@@ -13,8 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router_schemas.avro.library import reader_text
-from router_schemas.avro.model import MAX_DEPTH, canonical_form, rabin, recursive, single_object_header, text_of
-from router_schemas.avro.parser import MAX_FIXED, is_name, parse, parse_text
+from router_schemas.avro.model import (
+    MAX_TYPE_DEPTH,
+    canonical_form,
+    rabin_fingerprint,
+    recursive_types,
+    single_object_header,
+    text_of,
+)
+from router_schemas.avro.parser import MAX_FIXED_BYTES, is_name, parse_resolved, parse_text
 from router_schemas.model import RegisteredSchema, ResolvedSchema
 from tests.light import drawn
 from tests.schemas import avro_strategies as avro
@@ -78,7 +85,7 @@ def test_schemas_are_read_as_fastavro_reads_them(lineage: Any) -> None:
 
     assert canonical_form(ours) == canonical
     assert int(fastavro.schema.fingerprint(canonical, "CRC-64-AVRO"), 16).to_bytes(8, "big") == (
-        rabin(canonical.encode()).to_bytes(8, "little")
+        rabin_fingerprint(canonical.encode()).to_bytes(8, "little")
     )
     assert parse_text(text_of(ours)) == ours
 
@@ -138,7 +145,7 @@ def test_a_registered_schema_is_read_with_its_imports() -> None:
     registered = RegisteredSchema(7, "AVRO", json.dumps(record(("at", "Point"))))
     closed = ResolvedSchema(registered, {"Point": json.dumps(record(("x", "int"), name="Point"))})
 
-    assert list(parse(closed).types) == ["Event", "Point"]
+    assert list(parse_resolved(closed).types) == ["Event", "Point"]
 
 
 def test_names_without_a_namespace_are_found_from_inside_of_one() -> None:
@@ -192,7 +199,7 @@ def test_a_name_that_would_be_read_as_another_is_refused() -> None:
         ({"type": "enum", "name": "E"}, "E", "`symbols` is missing"),
         ({"type": "fixed", "name": "F", "size": -1}, "F", "number of bytes"),
         ({"type": "fixed", "name": "F", "size": True}, "F", "number of bytes"),
-        ({"type": "fixed", "name": "F", "size": MAX_FIXED + 1}, "F", "use bytes"),
+        ({"type": "fixed", "name": "F", "size": MAX_FIXED_BYTES + 1}, "F", "use bytes"),
         ({"name": "E"}, "the schema", "`type`"),
         ({"type": "array"}, "the schema", "`items` is missing"),
         (None, "the schema", "not None"),
@@ -285,7 +292,7 @@ def chain(length: int) -> dict[str, Json]:
     return {name: record(("x", inner), name=name) for inner, name in pairwise(names)}
 
 
-@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 200, 400], ids=str)
+@pytest.mark.parametrize("depth", [MAX_TYPE_DEPTH + 1, 200, 400], ids=str)
 def test_schemas_nested_too_deep_are_refused(depth: int) -> None:
     """Every parser after this one would run out of stack."""
     with pytest.raises(ValueError, match="deep"):
@@ -314,7 +321,7 @@ def test_schemas_of_some_depth_are_read() -> None:
 )
 def test_types_that_contain_themselves_are_found(schema: Json, expected: tuple[str, ...]) -> None:
     """They have no columns, and unrolling them would never end."""
-    assert recursive(parse_text(json.dumps(schema))) == expected
+    assert recursive_types(parse_text(json.dumps(schema))) == expected
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 
 from router_schemas.avro.model import text_of
 from router_schemas.avro.parser import parse_text
-from router_schemas.avro.spark_types import Mapped, mapped
+from router_schemas.avro.spark_types import Mapped, map_schema
 from router_schemas.model import REFUSED, column_names
 from tests.schemas import avro_strategies as avro
 
@@ -27,7 +27,7 @@ def record(*fields: tuple[str, Json], name: str = "Event") -> Json:
 
 def columns(*fields: tuple[str, Json]) -> Mapped:
     """Return the columns of a record."""
-    return mapped(parse_text(json.dumps(record(*fields))))
+    return map_schema(parse_text(json.dumps(record(*fields))))
 
 
 def logical(kind: str, logical_type: str, **more: Json) -> Json:
@@ -116,7 +116,7 @@ def test_everything_may_be_null(lineage: Any) -> None:
             check(kind.valueType)
 
     with suppress(ValueError):  # a union with a record that happens to have no fields
-        check(mapped(parse_text(json.dumps(lineage[2][-1].schema))).struct)
+        check(map_schema(parse_text(json.dumps(lineage[2][-1].schema))).struct)
 
 
 def test_fields_without_values_have_no_column() -> None:
@@ -172,7 +172,7 @@ def test_a_renamed_column_still_reads_what_was_written() -> None:
 def test_a_recursive_type_is_refused_by_its_place(schema: Json, where: str) -> None:
     """Spark would fail when the plan is made, and every batch with it."""
     with pytest.raises(ValueError, match="contains itself") as caught:
-        mapped(parse_text(json.dumps(schema)))
+        map_schema(parse_text(json.dumps(schema)))
 
     assert str(caught.value).startswith(f"{where}: ")
 
@@ -181,7 +181,7 @@ def test_a_recursive_type_is_refused_by_its_place(schema: Json, where: str) -> N
 def test_an_event_is_a_record_with_fields(schema: Json) -> None:
     """There would be a table without columns."""
     with pytest.raises(ValueError, match="an event is a record"):
-        mapped(parse_text(json.dumps(schema)))
+        map_schema(parse_text(json.dumps(schema)))
 
 
 def test_a_union_with_a_member_that_cannot_be_kept_is_refused() -> None:
@@ -194,7 +194,7 @@ def test_an_event_may_be_one_of_several_records() -> None:
     """Some topics have a union of the records that they carry."""
     union = [record(("a", "int"), name="A"), record(("b", "int"), name="B")]
 
-    struct = mapped(parse_text(json.dumps(union))).struct
+    struct = map_schema(parse_text(json.dumps(union))).struct
 
     assert struct.simpleString() == "struct<member0:struct<a:int>,member1:struct<b:int>>"
 
@@ -207,7 +207,7 @@ def test_a_small_schema_cannot_describe_millions_of_columns() -> None:
         imports[f"T{level}"] = json.dumps(pair)
 
     with pytest.raises(ValueError, match="columns"):
-        mapped(parse_text('"T29"', imports))
+        map_schema(parse_text('"T29"', imports))
 
 
 def test_a_flat_text_cannot_describe_endless_levels() -> None:

@@ -10,11 +10,11 @@ import pytest
 from pyspark.sql import types as T
 
 from router.spark_internals import to_arrow_columns
-from router_schemas.avro.encode import writer
+from router_schemas.avro.encode import record_writer
 from router_schemas.avro.kinds import AvroKind
 from router_schemas.avro.model import LogicalName, PrimitiveName, text_of
 from router_schemas.avro.parser import parse_text
-from router_schemas.avro.spark_types import derived, mapped
+from router_schemas.avro.spark_types import derive_schema, map_schema
 from router_schemas.protobuf.kinds import Kind
 from router_schemas.protobuf.model import spark_struct
 
@@ -42,14 +42,14 @@ def test_every_type_of_avro_is_a_kind() -> None:
 def test_what_is_read_as_an_avro_kind_is_written_to_it(kind: AvroKind) -> None:
     """Without it an event that was decoded cannot be sent in the schema that it came in."""
     schema = schema_of(kind)
-    struct = mapped(schema).struct
+    struct = map_schema(schema).struct
     wanted = T.DecimalType(9, 2) if kind.value.logical == "decimal" else kind.value.column
     assert struct["a"].dataType == wanted
 
-    writer(schema, struct)
+    record_writer(schema, struct)
     for column in kind.value.columns:
         a = T.DecimalType(9, 2) if column is T.DecimalType else column()
-        write = writer(schema, T.StructType([T.StructField("a", a)]))
+        write = record_writer(schema, T.StructType([T.StructField("a", a)]))
         assert write(pa.array([], pa.struct(list(to_arrow_columns(T.StructType([T.StructField("a", a)])))))) == []
 
 
@@ -57,7 +57,7 @@ def test_what_is_read_as_an_avro_kind_is_written_to_it(kind: AvroKind) -> None:
 def test_an_avro_kind_that_is_declared_is_read_as_that_column(kind: AvroKind) -> None:
     """Without it the schema that a sink registers gives another column than the one it was made for."""
     for column in kind.value.declares:
-        made = derived(T.StructType([T.StructField("a", column())]), "R")
+        made = derive_schema(T.StructType([T.StructField("a", column())]), "R")
         (stored,) = (part for part in json.loads(text_of(made))["fields"][0]["type"] if part != "null")
         described = stored if isinstance(stored, dict) else {"type": stored}
         assert (described["type"], described.get("logicalType")) == (kind.value.stored, kind.value.logical)

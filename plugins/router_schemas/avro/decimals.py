@@ -21,7 +21,7 @@ from router_schemas.avro.model import (
     Ref,
     Type,
     branch_name,
-    branches,
+    branches_of,
 )
 from router_schemas.avro.parser import parse_text
 
@@ -35,8 +35,8 @@ def too_many_digits(value: bytes, writer: str, reader: str) -> str | None:
     The schemas are those of envelopes: records whose first field has the type of the value, with the same names in
     both. Runs on executors; never raises.
     """
-    schema = _parsed(writer)
-    walk = _Walk(value, schema, _decimals(reader))
+    schema = _parse_schema(writer)
+    walk = _Walk(value, schema, _decimals_by_path(reader))
     try:
         walk.pass_over(_first_field(schema), "")
     except (ValueError, IndexError, RecursionError):
@@ -45,7 +45,7 @@ def too_many_digits(value: bytes, writer: str, reader: str) -> str | None:
 
 
 @lru_cache(maxsize=64)
-def _parsed(text: str) -> AvroSchema:
+def _parse_schema(text: str) -> AvroSchema:
     return parse_text(text)
 
 
@@ -58,27 +58,27 @@ def _first_field(schema: AvroSchema) -> Type:
 
 
 @lru_cache(maxsize=64)
-def _decimals(reader: str) -> dict[tuple[str, str], Logical]:
+def _decimals_by_path(reader: str) -> dict[tuple[str, str], Logical]:
     """Return the decimals of a reader's schema: by their path, and by the name of their type in a union."""
-    schema = _parsed(reader)
+    schema = _parse_schema(reader)
     decimals: dict[tuple[str, str], Logical] = {}
 
-    def collect(kind: Type, path: str) -> None:
-        for branch in branches(kind):
+    def collect_decimals(kind: Type, path: str) -> None:
+        for branch in branches_of(kind):
             definition = schema.types[branch.name] if isinstance(branch, Ref) else branch
             if isinstance(definition, AvroRecord):
                 for field in definition.fields:
-                    collect(field.type, f"{path}.{field.name}".removeprefix("."))
+                    collect_decimals(field.type, f"{path}.{field.name}".removeprefix("."))
             elif isinstance(branch, Array):
-                collect(branch.items, f"{path}[]")
+                collect_decimals(branch.items, f"{path}[]")
             elif isinstance(branch, MapOf):
-                collect(branch.values, f"{path}{{}}")
+                collect_decimals(branch.values, f"{path}{{}}")
             elif isinstance(definition, (Primitive, Fixed)):
                 logical = definition.logical
                 if logical is not None and logical.name == "decimal":
                     decimals[path, branch_name(branch)] = logical
 
-    collect(_first_field(schema), "")
+    collect_decimals(_first_field(schema), "")
     return decimals
 
 
@@ -105,7 +105,7 @@ class _Walk:
             case Ref(name):
                 self.pass_over_named(name, path)
             case _:
-                branch = self.number()
+                branch = self.read_number()
                 if branch < 0:
                     raise ValueError("a union has no such branch")
                 self.pass_over(kind.branches[branch], path)
@@ -117,39 +117,39 @@ class _Walk:
                 for field in fields:
                     self.pass_over(field.type, f"{path}.{field.name}".removeprefix("."))
             case Enum():
-                self.number()
+                self.read_number()
             case Fixed(_, size):
-                self.check_digits(self.taken(size), path, name)
+                self.check_digits(self.read_bytes(size), path, name)
 
     def pass_over_primitive(self, name: str, path: str) -> None:
         """Pass over a value of a primitive type."""
         match name:
             case "boolean":
-                self.taken(1)
+                self.read_bytes(1)
             case "int" | "long":
-                self.number()
+                self.read_number()
             case "float":
-                self.taken(4)
+                self.read_bytes(4)
             case "double":
-                self.taken(8)
+                self.read_bytes(8)
             case "bytes" | "string":
-                self.check_digits(self.taken(self.number()), path, name)
+                self.check_digits(self.read_bytes(self.read_number()), path, name)
 
     def pass_over_items(self, kind: Type, path: str, *, has_keys: bool) -> None:
         """Pass over the blocks of an array or a map."""
         while True:
-            count = self.number()
+            count = self.read_number()
             if count == 0:
                 return
             if count < 0:  # the bytes of the block follow the count
                 count = -count
-                self.number()
+                self.read_number()
             self.items += count
             if self.items > MOST_ITEMS:
                 raise ValueError("there are too many items")
             for _ in range(count):
                 if has_keys:
-                    self.taken(self.number())
+                    self.read_bytes(self.read_number())
                 self.pass_over(kind, path)
 
     def check_digits(self, unscaled: bytes, path: str, name: str) -> None:
@@ -161,7 +161,7 @@ class _Walk:
             kind = f"decimal({decimal.precision}, {decimal.scale})"
             self.fault = f"field {path}: the number has more digits than {kind} allows"
 
-    def number(self) -> int:
+    def read_number(self) -> int:
         """Return the next number: a zigzag varint of at most 64 bits."""
         bits = 0
         for shift in range(0, 70, 7):
@@ -172,7 +172,7 @@ class _Walk:
                 return (bits >> 1) ^ -(bits & 1)
         raise ValueError("a number is too long")
 
-    def taken(self, size: int) -> bytes:
+    def read_bytes(self, size: int) -> bytes:
         """Return the next bytes."""
         end = self.place + size
         if size < 0 or end > len(self.value):

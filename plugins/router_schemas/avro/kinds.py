@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from router_schemas.avro.model import Logical, LogicalName, PrimitiveName
 
-DIGITS = 38
+MAX_DECIMAL_DIGITS = 38
 """The largest precision of Spark's decimals."""
 
 
@@ -40,13 +40,13 @@ def _as_they_are(array: pa.Array, _: str = "") -> list[Any]:
     return values
 
 
-def _numbers(array: pa.Array, _: str) -> list[Any]:
+def _integers_of_times(array: pa.Array, _: str) -> list[Any]:
     """Return days or microseconds: Python's own dates and times end at the year 9999."""
     numbers: list[Any] = byte_columns.whole(array).tolist()
     return numbers
 
 
-def _milliseconds(array: pa.Array, path: str) -> list[Any]:
+def _whole_milliseconds(array: pa.Array, path: str) -> list[Any]:
     micros = byte_columns.whole(array)
     if (micros % 1000).any():
         fault = "the time has microseconds, and the schema keeps milliseconds; cut it in `select`"
@@ -55,7 +55,7 @@ def _milliseconds(array: pa.Array, path: str) -> list[Any]:
     return millis
 
 
-def texts(array: pa.Array, path: str) -> list[Any]:
+def read_texts(array: pa.Array, path: str) -> list[Any]:
     """Return texts; raise ValueError for one that is not UTF-8."""
     return [text.decode() for text in byte_columns.texts(array, path)]
 
@@ -123,7 +123,7 @@ class AvroKind(Enum):
         column=T.StringType(),
         columns=(T.StringType,),
         declares=(T.StringType,),
-        write=texts,
+        write=read_texts,
     )
     BYTES = AvroDescription(
         stored="bytes",
@@ -148,7 +148,7 @@ class AvroKind(Enum):
         column=T.DateType(),
         columns=(T.DateType,),
         declares=(T.DateType,),
-        write=_numbers,
+        write=_integers_of_times,
     )
     TIME_MILLIS = AvroDescription(
         stored="int",
@@ -156,7 +156,7 @@ class AvroKind(Enum):
         column=T.IntegerType(),
         columns=_INTS,
         declares=(),
-        write=_numbers,
+        write=_integers_of_times,
         note="counted from midnight; Spark 4.0 has no type for it",
     )
     TIME_MICROS = AvroDescription(
@@ -165,7 +165,7 @@ class AvroKind(Enum):
         column=T.LongType(),
         columns=(T.LongType,),
         declares=(),
-        write=_numbers,
+        write=_integers_of_times,
         note="counted from midnight",
     )
     TIMESTAMP_MILLIS = AvroDescription(
@@ -174,7 +174,7 @@ class AvroKind(Enum):
         column=T.TimestampType(),
         columns=(T.TimestampType,),
         declares=(),
-        write=_milliseconds,
+        write=_whole_milliseconds,
         note="a time with microseconds is not written",
     )
     TIMESTAMP_MICROS = AvroDescription(
@@ -183,7 +183,7 @@ class AvroKind(Enum):
         column=T.TimestampType(),
         columns=(T.TimestampType,),
         declares=(T.TimestampType,),
-        write=_numbers,
+        write=_integers_of_times,
     )
     TIMESTAMP_NANOS = AvroDescription(
         stored="long",
@@ -191,7 +191,7 @@ class AvroKind(Enum):
         column=T.LongType(),
         columns=(T.LongType,),
         declares=(),
-        write=_numbers,
+        write=_integers_of_times,
         note="Spark's timestamps end at microseconds",
     )
     LOCAL_TIMESTAMP_MILLIS = AvroDescription(
@@ -200,7 +200,7 @@ class AvroKind(Enum):
         column=T.TimestampNTZType(),
         columns=(T.TimestampNTZType,),
         declares=(),
-        write=_milliseconds,
+        write=_whole_milliseconds,
         note="a time with microseconds is not written; Delta needs its table feature",
     )
     LOCAL_TIMESTAMP_MICROS = AvroDescription(
@@ -209,7 +209,7 @@ class AvroKind(Enum):
         column=T.TimestampNTZType(),
         columns=(T.TimestampNTZType,),
         declares=(T.TimestampNTZType,),
-        write=_numbers,
+        write=_integers_of_times,
         note="Delta needs its table feature",
     )
     LOCAL_TIMESTAMP_NANOS = AvroDescription(
@@ -218,7 +218,7 @@ class AvroKind(Enum):
         column=T.LongType(),
         columns=(T.LongType,),
         declares=(),
-        write=_numbers,
+        write=_integers_of_times,
     )
     DECIMAL = AvroDescription(
         stored="bytes",
@@ -252,7 +252,7 @@ class AvroKind(Enum):
         column=T.StringType(),
         columns=(T.StringType,),
         declares=(),
-        write=texts,
+        write=read_texts,
     )
     FIXED_UUID = AvroDescription(
         stored="fixed",
@@ -273,13 +273,13 @@ class AvroKind(Enum):
         size=12,
     )
 
-    def accepts(self, column: T.DataType, logical: Logical | None) -> bool:
+    def accepts_column(self, column: T.DataType, logical: Logical | None) -> bool:
         """Return whether a column can be written as this kind; single values may still be out of its range."""
         if logical is None or logical.name != "decimal":
             return isinstance(column, self.value.columns)
         if not isinstance(column, T.DecimalType):
             # More digits than Spark can have are read as their bytes.
-            return isinstance(column, T.BinaryType) and logical.precision > DIGITS
+            return isinstance(column, T.BinaryType) and logical.precision > MAX_DECIMAL_DIGITS
         # No digit is lost: the schema has as many after the point as the column, and as many before it.
         more_digits = logical.precision - column.precision
         return 0 <= logical.scale - column.scale <= more_digits
@@ -290,19 +290,19 @@ class AvroKind(Enum):
         return f"{described.stored} ({described.logical})" if described.logical else described.stored
 
 
-KINDS: dict[tuple[str, str | None], AvroKind] = {(kind.value.stored, kind.value.logical): kind for kind in AvroKind}
+KIND_OF: dict[tuple[str, str | None], AvroKind] = {(kind.value.stored, kind.value.logical): kind for kind in AvroKind}
 """The kind of each type with a logical type, or with none."""
 
 
 def kind_of(name: str, logical: Logical | None) -> AvroKind | None:
     """Return the kind of a primitive type, or of `fixed`; None for null."""
-    return KINDS.get((name, logical.name if logical else None))
+    return KIND_OF.get((name, logical.name if logical else None))
 
 
 def column_of(kind: AvroKind, logical: Logical | None) -> T.DataType:
     """Return the column of a kind; `logical` has the digits of a decimal."""
     if logical is None or logical.name != "decimal":
         return kind.value.column
-    if logical.precision > DIGITS:
+    if logical.precision > MAX_DECIMAL_DIGITS:
         return T.BinaryType()
     return T.DecimalType(logical.precision, logical.scale)

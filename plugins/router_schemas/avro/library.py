@@ -31,23 +31,23 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 from pyspark.sql import types as T
 
 from router import StartError
-from router_schemas.avro.merge import RecordVersion, merge
+from router_schemas.avro.merge import RecordVersion, merge_records
 from router_schemas.avro.model import (
-    END,
-    FINGERPRINT,
-    MARKER,
+    FINGERPRINT_PREFIX,
+    SINGLE_OBJECT_MARKER,
+    VALUE_END_BYTES,
     AvroField,
     AvroRecord,
     AvroSchema,
     Definition,
     Fixed,
     Ref,
-    renamed,
+    rename_references,
     single_object_header,
     text_of,
 )
-from router_schemas.avro.parser import is_name, parse, parse_text
-from router_schemas.avro.spark_types import mapped
+from router_schemas.avro.parser import is_name, parse_resolved, parse_text
+from router_schemas.avro.spark_types import map_schema
 from router_schemas.library import EventMaking, Library, RegistryLibrary
 from router_schemas.model import HOLD, VALUE_HEADER, SchemaInfo, SchemaOrigin, WriterSchema, schema_file
 from router_schemas.wire_format import schema_bytes
@@ -119,11 +119,11 @@ class _RecordEvent(EventMaking[bytes, RecordUse, RecordReader]):
     """The event of Avro records, by the bytes before them."""
 
     def merged(self, uses: list[RecordUse]) -> tuple[AvroSchema, Sequence[SchemaConflict]]:
-        record = merge([RecordVersion(use.origin.label, use.schema) for use in uses])
+        record = merge_records([RecordVersion(use.origin.label, use.schema) for use in uses])
         return record.reader, record.conflicts
 
     def reader(self, merged: AvroSchema, fits: Mapping[bytes, RecordUse]) -> tuple[RecordReader, T.StructType]:
-        columns = mapped(merged)
+        columns = map_schema(merged)
         texts = {prefix: writer_text(use.schema, columns.reader) for prefix, use in fits.items()}
         return RecordReader(reader_text(columns.reader), texts, columns.struct), columns.struct
 
@@ -138,7 +138,7 @@ class Writers(RegistryLibrary[RecordUse, Records]):
 
     def use(self, writer: WriterSchema, resolved: ResolvedSchema, origin: SchemaOrigin) -> RecordUse:
         """Return the use of a writer's schema."""
-        return RecordUse.of(origin, parse(resolved))
+        return RecordUse.of(origin, parse_resolved(resolved))
 
     def make(self) -> Records:
         """Return one reader's schema per record, and the schema of every prefix."""
@@ -163,15 +163,15 @@ class SingleObjects(Writers):
         for text in wanted:
             self.unknown[text] = f"no version of {', '.join(self.subjects)} has the {text}", until
         for use in self.uses.values():
-            fingerprint = single_object_header(use.schema).removeprefix(MARKER)
-            self.unknown.pop(f"{FINGERPRINT}{fingerprint.hex()}", None)
+            fingerprint = single_object_header(use.schema).removeprefix(SINGLE_OBJECT_MARKER)
+            self.unknown.pop(f"{FINGERPRINT_PREFIX}{fingerprint.hex()}", None)
 
     def make(self) -> Records:
         """Return one reader's schema per record, and the schema of every fingerprint."""
         reasons: dict[bytes, str] = {}
         for text, (reason, _) in self.unknown.items():
-            if text.startswith(FINGERPRINT):
-                reasons[MARKER + bytes.fromhex(text.removeprefix(FINGERPRINT))] = reason
+            if text.startswith(FINGERPRINT_PREFIX):
+                reasons[SINGLE_OBJECT_MARKER + bytes.fromhex(text.removeprefix(FINGERPRINT_PREFIX))] = reason
 
         uses: dict[bytes, RecordUse] = {}
         for use in sorted(self.uses.values(), key=lambda use: use.origin.age):
@@ -179,7 +179,7 @@ class SingleObjects(Writers):
             oldest = uses.setdefault(header, use)
             # A fingerprint does not cover logical types: two schemas that mean different things may have the same.
             versions = [RecordVersion(version.origin.label, version.schema) for version in (oldest, use)]
-            conflicts = merge(versions).conflicts
+            conflicts = merge_records(versions).conflicts
             if conflicts:
                 reasons[header] = f"{conflicts[0]}; both have one fingerprint"
         return replace(records_of(uses, reasons), wire_format="single_object")
@@ -223,8 +223,11 @@ def reader_text(reader: AvroSchema) -> str:
             raise ValueError(f"the schema has a type {name}, which is needed to find broken records; rename it")
     names = {name: _spark_name(name) for name in reader.types}
     _check_distinct("types", names.values())
-    fields = (AvroField("value", renamed(reader.root, names)), AvroField("end", Ref(END_MARK)))
-    types: dict[str, Definition] = {ENVELOPE: AvroRecord(ENVELOPE, fields), END_MARK: Fixed(END_MARK, len(END))}
+    fields = (AvroField("value", rename_references(reader.root, names)), AvroField("end", Ref(END_MARK)))
+    types: dict[str, Definition] = {
+        ENVELOPE: AvroRecord(ENVELOPE, fields),
+        END_MARK: Fixed(END_MARK, len(VALUE_END_BYTES)),
+    }
     for name, definition in reader.types.items():
         types[names[name]] = replace(_with_names_of(None, definition, names), aliases=())
     return text_of(AvroSchema(Ref(ENVELOPE), types))
@@ -244,7 +247,7 @@ def writer_text(writer: AvroSchema, reader: AvroSchema) -> str:
     types: dict[str, Definition] = {}
     for name, definition in writer.types.items():
         types[names[name]] = _with_names_of(reader_types.get(name), definition, names)
-    return reader_text(AvroSchema(renamed(writer.root, names), types))
+    return reader_text(AvroSchema(rename_references(writer.root, names), types))
 
 
 def _with_names_of(reader: Definition | None, definition: Definition, names: dict[str, str]) -> Definition:
@@ -256,7 +259,7 @@ def _with_names_of(reader: Definition | None, definition: Definition, names: dic
     fields = []
     for written in definition.fields:
         name = reader_fields.get(written.name, written).name
-        fields.append(AvroField(name, renamed(written.type, names)))
+        fields.append(AvroField(name, rename_references(written.type, names)))
     _check_distinct(f"fields of {definition.name}", [field.name for field in fields])
     return replace(definition, fields=tuple(fields))
 

@@ -44,12 +44,12 @@ from router_schemas.avro.model import (
     Ref,
     Type,
     Union,
-    joined,
-    nullable,
-    parts,
-    reachable,
-    renamed,
-    words,
+    allow_null,
+    describe_type,
+    join_branches,
+    reachable_types,
+    rename_references,
+    split_null,
 )
 from router_schemas.model import SchemaConflict
 
@@ -77,7 +77,7 @@ class MergedRecord:
     conflicts: tuple[SchemaConflict, ...] = ()
 
 
-def merge(writers: Sequence[RecordVersion]) -> MergedRecord:
+def merge_records(writers: Sequence[RecordVersion]) -> MergedRecord:
     """Merge the versions of one record, oldest first; raise ValueError if there is none.
 
     A version that conflicts with those before it is left out, and all its conflicts are returned. Versions that are
@@ -90,13 +90,13 @@ def merge(writers: Sequence[RecordVersion]) -> MergedRecord:
     conflicts: list[SchemaConflict] = []
     for writer in writers:
         fold = _Fold(state, writer)
-        after = fold.state()
+        after = fold.merged_state()
         if fold.conflicts:
             conflicts += fold.conflicts
         else:
             state = after
             labels.append(writer.label)
-    return MergedRecord(state.schema(), tuple(labels), tuple(conflicts))
+    return MergedRecord(state.to_schema(), tuple(labels), tuple(conflicts))
 
 
 @dataclass(frozen=True)
@@ -112,14 +112,14 @@ class _State:
     keys: dict[str, str]
     origins: dict[tuple[str, str], str]
 
-    def schema(self) -> AvroSchema:
+    def to_schema(self) -> AvroSchema:
         """Return the merged schema, with names in place of keys."""
         names = {key: definition.name for key, definition in self.types.items()}
         types: dict[str, Definition] = {}
         for definition in self.types.values():
             types[definition.name] = _with_renamed_fields(definition, names)
-        root = renamed(self.root or NULL, names)
-        return AvroSchema(root, reachable(root, types))
+        root = rename_references(self.root or NULL, names)
+        return AvroSchema(root, reachable_types(root, types))
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class _Place:
     path: str
     origin: str
 
-    def inside(self, step: str) -> _Place:
+    def step_into(self, step: str) -> _Place:
         return replace(self, path=f"{self.path}{step}")
 
 
@@ -147,73 +147,75 @@ class _Fold:
         self.taken: set[str] = set()  # keys that a name of this version has
         self.conflicts: list[SchemaConflict] = []
 
-    def state(self) -> _State:
+    def merged_state(self) -> _State:
         """Return the state with this version."""
         top = _Place("", self.origins["", ""])
         if self.before.root is None:
-            root = self.adopted(self.new.root)
+            root = self.adopt_type(self.new.root)
         else:
-            root = self.merged(self.before.root, self.new.root, top)
+            root = self.merge_types(self.before.root, self.new.root, top)
         # Two versions may each be flat enough, and their types together nested too deep.
         try:
-            reachable(root, self.types)
+            reachable_types(root, self.types)
         except ValueError as error:
-            self.refuse(top, str(error))
+            self.add_conflict(top, str(error))
         return _State(root, self.types, self.keys, self.origins)
 
-    def refuse(self, at: _Place, difference: str) -> None:
+    def add_conflict(self, at: _Place, difference: str) -> None:
         """Note what keeps this version from being merged."""
         self.conflicts.append(SchemaConflict(at.path.removeprefix("."), at.origin, self.label, difference))
 
-    def merged(self, old: Type, new: Type, at: _Place) -> Type:
+    def merge_types(self, old: Type, new: Type, at: _Place) -> Type:
         """Return the type that reads what both wrote."""
-        null, old_branches = parts(old)
-        null_in_new, new_branches = parts(new)
+        null, old_branches = split_null(old)
+        null_in_new, new_branches = split_null(new)
         null = null or null_in_new
         if not old_branches or not new_branches:
-            return joined(null, old_branches or tuple(self.adopted(branch) for branch in new_branches))
+            return join_branches(null, old_branches or tuple(self.adopt_type(branch) for branch in new_branches))
         if len(old_branches) == len(new_branches) == 1:
-            return joined(null, (self.single(old_branches[0], new_branches[0], at),))
+            return join_branches(null, (self.merge_single_types(old_branches[0], new_branches[0], at),))
         # A union of several types is a struct of its members, which no single type can become.
         if len(old_branches) == 1 or len(new_branches) == 1:
-            self.refuse(at, f"{words(old, self.types)} became {words(new, self.new.types)}")
+            self.add_conflict(at, f"{describe_type(old, self.types)} became {describe_type(new, self.new.types)}")
             return old
-        return joined(null, self.union(old_branches, new_branches, at))
+        return join_branches(null, self.merge_unions(old_branches, new_branches, at))
 
-    def single(self, old: Type, new: Type, at: _Place) -> Type:
+    def merge_single_types(self, old: Type, new: Type, at: _Place) -> Type:
         """Return the type that reads both; neither is a union."""
         match old, new:
             case Primitive(), Primitive():
-                return self.attempt(_wider, old, new, at)
+                return self.try_to_join(_wider_primitive, old, new, at)
             case Array(), Array():
-                return Array(self.merged(old.items, new.items, at.inside("[]")))
+                return Array(self.merge_types(old.items, new.items, at.step_into("[]")))
             case MapOf(), MapOf():
-                return MapOf(self.merged(old.values, new.values, at.inside("{}")))
+                return MapOf(self.merge_types(old.values, new.values, at.step_into("{}")))
             case Ref(), Ref():
-                return self.named(old.name, new.name, at)
-        self.refuse(at, f"{words(old, self.types)} became {words(new, self.new.types)}")
+                return self.merge_named(old.name, new.name, at)
+        self.add_conflict(at, f"{describe_type(old, self.types)} became {describe_type(new, self.new.types)}")
         return old
 
-    def attempt(self, join: Callable[[S, S], S], old: S, new: S, at: _Place) -> S:
+    def try_to_join(self, join: Callable[[S, S], S], old: S, new: S, at: _Place) -> S:
         """Return what `join` makes of two types; if it refuses, note that and return the first."""
         try:
             return join(old, new)
         except ValueError as error:
-            self.refuse(at, str(error))
+            self.add_conflict(at, str(error))
             return old
 
-    def union(self, old_branches: tuple[Type, ...], new_branches: tuple[Type, ...], at: _Place) -> tuple[Type, ...]:
+    def merge_unions(
+        self, old_branches: tuple[Type, ...], new_branches: tuple[Type, ...], at: _Place
+    ) -> tuple[Type, ...]:
         """Return the branches of both unions: former ones keep their place, new ones come last."""
         branches = list(old_branches)
         for new in new_branches:
-            places = [place for place, old in enumerate(old_branches) if self.corresponds(old, new)]
+            places = [place for place, old in enumerate(old_branches) if self.is_same_branch(old, new)]
             if places:
-                branches[places[0]] = self.single(branches[places[0]], new, at)
+                branches[places[0]] = self.merge_single_types(branches[places[0]], new, at)
             else:
-                branches.append(self.adopted(new))
+                branches.append(self.adopt_type(new))
         return tuple(branches)
 
-    def corresponds(self, old: Type, new: Type) -> bool:
+    def is_same_branch(self, old: Type, new: Type) -> bool:
         """Return whether two branches of unions are the same branch."""
         match old, new:
             case Primitive(), Primitive():
@@ -229,21 +231,21 @@ class _Fold:
             return self.keys[name] == key
         return _same_type(self.types[key], self.new.types[name])
 
-    def adopted(self, new: Type) -> Type:
+    def adopt_type(self, new: Type) -> Type:
         """Return a type of this version for a place that had none, with keys in place of names."""
         match new:
             case Ref(name):
-                return Ref(self.key(name))
+                return Ref(self.adopt_key(name))
             case Array(items):
-                return Array(self.adopted(items))
+                return Array(self.adopt_type(items))
             case MapOf(values):
-                return MapOf(self.adopted(values))
+                return MapOf(self.adopt_type(values))
             case Union():
-                null, branches = parts(new)
-                return joined(null, tuple(self.adopted(branch) for branch in branches))
+                null, branches = split_null(new)
+                return join_branches(null, tuple(self.adopt_type(branch) for branch in branches))
         return new
 
-    def key(self, name: str) -> str:
+    def adopt_key(self, name: str) -> str:
         """Return the key of a type of this version in a place that had none: a known type's, or a new one."""
         if name in self.pairs:
             return self.pairs[name]
@@ -251,75 +253,75 @@ class _Fold:
         new = self.new.types[name]
         for known_name in (name, *new.aliases):
             if known_name in self.keys and (known_name == name or known_name not in self.new.types):
-                return self.named(self.keys[known_name], name, _Place(f".{name}", self.origins["", ""])).name
-        key = self.pair(name, str(len(self.types)))
+                return self.merge_named(self.keys[known_name], name, _Place(f".{name}", self.origins["", ""])).name
+        key = self.pair_names(name, str(len(self.types)))
         self.types[key] = replace(new, aliases=())  # before its fields, which may refer to it
         if isinstance(new, AvroRecord):
             fields = []
             for field in new.fields:
-                fields.append(AvroField(field.name, self.adopted(field.type)))
+                fields.append(AvroField(field.name, self.adopt_type(field.type)))
                 self.origins[key, field.name] = self.label
             self.types[key] = AvroRecord(name, tuple(fields))
         return key
 
-    def named(self, key: str, name: str, at: _Place) -> Ref:
+    def merge_named(self, key: str, name: str, at: _Place) -> Ref:
         """Merge a named type of this version into the one that has its place."""
         old = self.types[key]
         new = self.new.types[name]
         if self.pairs.get(name) == key:
             return Ref(key)
         if type(old) is not type(new) or not self.is_version_of(key, name):
-            change = f"{words(Ref(key), self.types)} became {words(Ref(name), self.new.types)}"
-            self.refuse(at, f"{change}; a new name needs an alias")
+            change = f"{describe_type(Ref(key), self.types)} became {describe_type(Ref(name), self.new.types)}"
+            self.add_conflict(at, f"{change}; a new name needs an alias")
         elif name in self.pairs or key in self.taken:
-            self.refuse(at, f"types {old.name} and {name} became one, or one became both")
+            self.add_conflict(at, f"types {old.name} and {name} became one, or one became both")
         else:
-            self.pair(name, key)  # before its fields, which may refer to it
-            merged = self.definition(key, old, new, at)
+            self.pair_names(name, key)  # before its fields, which may refer to it
+            merged = self.merge_definitions(key, old, new, at)
             self.types[key] = replace(merged, name=name, aliases=_former_names(old, name))
         return Ref(key)
 
-    def pair(self, name: str, key: str) -> str:
+    def pair_names(self, name: str, key: str) -> str:
         """Note that a type of this version has a key, and return the key."""
         self.pairs[name] = key
         self.keys[name] = key
         self.taken.add(key)
         return key
 
-    def definition(self, key: str, old: Definition, new: Definition, at: _Place) -> Definition:
+    def merge_definitions(self, key: str, old: Definition, new: Definition, at: _Place) -> Definition:
         """Return a named type with what both versions of it have."""
         match old, new:
             case AvroRecord(), AvroRecord():
-                return replace(old, fields=self.fields(key, old, new, at))
+                return replace(old, fields=self.merge_fields(key, old, new, at))
             case Enum(), Enum():
                 return replace(old, symbols=tuple(dict.fromkeys((*old.symbols, *new.symbols))))
             case Fixed(), Fixed():
                 if old.size != new.size:
-                    self.refuse(at, f"its size of {old.size} bytes became {new.size}")
-                return replace(old, logical=self.attempt(_meaning, old.logical, new.logical, at))
-        raise TypeError(f"{old.name} and {new.name} are of different kinds")  # `named` has checked that
+                    self.add_conflict(at, f"its size of {old.size} bytes became {new.size}")
+                return replace(old, logical=self.try_to_join(_common_logical_type, old.logical, new.logical, at))
+        raise TypeError(f"{old.name} and {new.name} are of different kinds")  # `merge_named` has checked that
 
-    def fields(self, key: str, old: AvroRecord, new: AvroRecord, at: _Place) -> tuple[AvroField, ...]:
+    def merge_fields(self, key: str, old: AvroRecord, new: AvroRecord, at: _Place) -> tuple[AvroField, ...]:
         """Return the fields of both versions of a record, former ones first."""
         try:
             matches = _same_fields(old, new)
         except ValueError as error:
-            self.refuse(at, str(error))
+            self.add_conflict(at, str(error))
             return old.fields
-        fields = [self.field(key, field, matches.get(field.name), at) for field in old.fields]
+        fields = [self.merge_field(key, field, matches.get(field.name), at) for field in old.fields]
         matched = {field.name for field in matches.values()}
         for field in new.fields:
             if field.name not in matched:
-                fields.append(AvroField(field.name, nullable(self.adopted(field.type))))
+                fields.append(AvroField(field.name, allow_null(self.adopt_type(field.type))))
                 self.origins[key, field.name] = self.label
         return tuple(fields)
 
-    def field(self, key: str, old: AvroField, new: AvroField | None, at: _Place) -> AvroField:
+    def merge_field(self, key: str, old: AvroField, new: AvroField | None, at: _Place) -> AvroField:
         """Return a former field, merged with this version's."""
         if new is None:
-            return replace(old, type=nullable(old.type))
+            return replace(old, type=allow_null(old.type))
         origin = self.origins.pop((key, old.name))
-        kind = self.merged(old.type, new.type, _Place(f"{at.path}.{new.name}", origin))
+        kind = self.merge_types(old.type, new.type, _Place(f"{at.path}.{new.name}", origin))
         if kind != old.type or new.name != old.name:
             origin = self.label
         self.origins[key, new.name] = origin
@@ -335,7 +337,7 @@ def _former_names(old: Definition | AvroField, name: str) -> tuple[str, ...]:
 def _with_renamed_fields(definition: Definition, names: dict[str, str]) -> Definition:
     if not isinstance(definition, AvroRecord):
         return definition
-    fields = [replace(field, type=renamed(field.type, names)) for field in definition.fields]
+    fields = [replace(field, type=rename_references(field.type, names)) for field in definition.fields]
     return replace(definition, fields=tuple(fields))
 
 
@@ -378,38 +380,38 @@ def _same_fields(old: AvroRecord, new: AvroRecord) -> dict[str, AvroField]:
     return matches
 
 
-WIDER: dict[frozenset[PrimitiveName], PrimitiveName] = {
+WIDER_PRIMITIVES: dict[frozenset[PrimitiveName], PrimitiveName] = {
     frozenset({"int", "long"}): "long",
     frozenset({"int", "float"}): "double",
     frozenset({"int", "double"}): "double",
     frozenset({"float", "double"}): "double",
     frozenset({"string", "bytes"}): "bytes",
 }
-ROUNDING = (frozenset({"long", "float"}), frozenset({"long", "double"}))
-UUID = Logical("uuid")
+ROUNDING_PAIRS = (frozenset({"long", "float"}), frozenset({"long", "double"}))
+LOGICAL_UUID = Logical("uuid")
 
 
-def _wider(old: Primitive, new: Primitive) -> Primitive:
+def _wider_primitive(old: Primitive, new: Primitive) -> Primitive:
     """Return the type that reads every value of both exactly; raise ValueError with the reason if there is none."""
     names = frozenset({old.name, new.name})
     if len(names) == 1:
-        return Primitive(old.name, _meaning(old.logical, new.logical))
-    if names in WIDER and {old.logical, new.logical} <= {None, UUID}:
-        return Primitive(WIDER[names])
-    change = f"{words(old)} became {words(new)}"
-    if names in ROUNDING:
+        return Primitive(old.name, _common_logical_type(old.logical, new.logical))
+    if names in WIDER_PRIMITIVES and {old.logical, new.logical} <= {None, LOGICAL_UUID}:
+        return Primitive(WIDER_PRIMITIVES[names])
+    change = f"{describe_type(old)} became {describe_type(new)}"
+    if names in ROUNDING_PAIRS:
         change += ", which would round large numbers"
     raise ValueError(change)
 
 
-def _meaning(old: Logical | None, new: Logical | None) -> Logical | None:
+def _common_logical_type(old: Logical | None, new: Logical | None) -> Logical | None:
     """Return the logical type of both; raise ValueError if they mean different things.
 
     The bytes do not contain the logical type: milliseconds read as microseconds would be silently wrong.
     """
     if old == new:
         return old
-    if {old, new} == {None, UUID}:
+    if {old, new} == {None, LOGICAL_UUID}:
         return None
     if old and new and old.name == new.name == "decimal" and old.scale == new.scale:
         return max(old, new, key=lambda decimal: decimal.precision)

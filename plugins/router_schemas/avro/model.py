@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-MAX_DEPTH = 100
+MAX_TYPE_DEPTH = 100
 """Levels of types inside types, references followed: far more than people write, and no parser fails at it."""
 
 
@@ -140,7 +140,7 @@ class AvroSchema:
     types: Mapping[str, Definition] = field(default_factory=dict)
 
 
-def inner(kind: Type, types: Mapping[str, Definition]) -> Iterator[Type]:
+def inner_types(kind: Type, types: Mapping[str, Definition]) -> Iterator[Type]:
     """Yield the types directly inside a type; for a reference to a record, the types of its fields."""
     match kind:
         case Array(items):
@@ -155,33 +155,33 @@ def inner(kind: Type, types: Mapping[str, Definition]) -> Iterator[Type]:
                 yield from (field.type for field in definition.fields)
 
 
-def reachable(root: Type, types: Mapping[str, Definition]) -> dict[str, Definition]:
+def reachable_types(root: Type, types: Mapping[str, Definition]) -> dict[str, Definition]:
     """Return the named types that a type leads to, in the order of first use.
 
-    Raises ValueError if types are nested deeper than MAX_DEPTH.
+    Raises ValueError if types are nested deeper than MAX_TYPE_DEPTH.
     """
     definitions: dict[str, Definition] = {}
 
-    def visit(kind: Type, depth: int) -> None:
-        if depth > MAX_DEPTH:
-            raise ValueError(f"types are nested more than {MAX_DEPTH} deep; register a flatter schema")
+    def visit_type(kind: Type, depth: int) -> None:
+        if depth > MAX_TYPE_DEPTH:
+            raise ValueError(f"types are nested more than {MAX_TYPE_DEPTH} deep; register a flatter schema")
         if isinstance(kind, Ref):
             if kind.name in definitions:
                 return
             definitions[kind.name] = types[kind.name]
-        for child in inner(kind, types):
-            visit(child, depth + 1)
+        for child in inner_types(kind, types):
+            visit_type(child, depth + 1)
 
-    visit(root, 0)
+    visit_type(root, 0)
     return definitions
 
 
-def recursive(schema: AvroSchema) -> tuple[str, ...]:
+def recursive_types(schema: AvroSchema) -> tuple[str, ...]:
     """Return the full names of types that contain themselves, at least one of every circle."""
     visited: set[str] = set()
     names: dict[str, None] = {}
 
-    def visit(kind: Type, trail: tuple[str, ...]) -> None:
+    def visit_type(kind: Type, trail: tuple[str, ...]) -> None:
         if isinstance(kind, Ref):
             if kind.name in trail:
                 names.update(dict.fromkeys(trail[trail.index(kind.name) :]))
@@ -189,10 +189,10 @@ def recursive(schema: AvroSchema) -> tuple[str, ...]:
                 return
             visited.add(kind.name)
             trail = (*trail, kind.name)
-        for child in inner(kind, schema.types):
-            visit(child, trail)
+        for child in inner_types(kind, schema.types):
+            visit_type(child, trail)
 
-    visit(schema.root, ())
+    visit_type(schema.root, ())
     return tuple(names)
 
 
@@ -203,12 +203,12 @@ def text_of(schema: AvroSchema) -> str:
     the one case that Avro cannot write: a type without a namespace is used inside a namespace that has a type of the
     same name.
     """
-    return _SchemaJson(schema).text(schema.root)
+    return _SchemaJson(schema).to_text(schema.root)
 
 
 def canonical_form(schema: AvroSchema) -> str:
     """Return the Parsing Canonical Form, which fingerprints are computed from (specification, same heading)."""
-    return _SchemaJson(schema, canonical=True).text(schema.root)
+    return _SchemaJson(schema, canonical=True).to_text(schema.root)
 
 
 class _SchemaJson:
@@ -219,28 +219,28 @@ class _SchemaJson:
         self.canonical = canonical
         self.written: set[str] = set()
 
-    def text(self, root: Type) -> str:
+    def to_text(self, root: Type) -> str:
         """Return the JSON as text."""
-        return json.dumps(self.type(root, ""), separators=(",", ":"), ensure_ascii=False)
+        return json.dumps(self.type_json(root, ""), separators=(",", ":"), ensure_ascii=False)
 
-    def type(self, kind: Type, space: str) -> Any:
+    def type_json(self, kind: Type, space: str) -> Any:
         """Return the JSON of a type inside the namespace `space`."""
         match kind:
             case Primitive(name, logical):
-                meaning = self.meaning(logical)
+                meaning = self.logical_json(logical)
                 return {"type": name, **meaning} if meaning else name
             case Array(items):
-                return {"type": "array", "items": self.type(items, space)}
+                return {"type": "array", "items": self.type_json(items, space)}
             case MapOf(values):
-                return {"type": "map", "values": self.type(values, space)}
+                return {"type": "map", "values": self.type_json(values, space)}
             case Union(branches):
-                return [self.type(branch, space) for branch in branches]
+                return [self.type_json(branch, space) for branch in branches]
             case Ref(name) if name in self.written:
-                return self.reference(name, space)
+                return self.reference_name(name, space)
         self.written.add(kind.name)  # before its definition, which may refer to it
-        return self.definition(self.types[kind.name], space)
+        return self.definition_json(self.types[kind.name], space)
 
-    def reference(self, name: str, space: str) -> str:
+    def reference_name(self, name: str, space: str) -> str:
         """Return the name of a type that is defined already."""
         # A name without dots is first looked up in the enclosing namespace: a type there would hide the one meant.
         if not self.canonical and space and "." not in name and f"{space}.{name}" in self.types:
@@ -249,17 +249,17 @@ class _SchemaJson:
             )
         return name
 
-    def definition(self, named: Definition, space: str) -> dict[str, Any]:
+    def definition_json(self, named: Definition, space: str) -> dict[str, Any]:
         """Return the JSON that defines a named type."""
         own_space = named.name.rpartition(".")[0]
         written: dict[str, Any] = {"name": named.name}
         match named:
             case AvroRecord(_, fields):
-                written |= {"type": "record", "fields": [self.field(field, own_space) for field in fields]}
+                written |= {"type": "record", "fields": [self.field_json(field, own_space) for field in fields]}
             case Enum(_, symbols):
                 written |= {"type": "enum", "symbols": list(symbols)}
             case Fixed(_, size, logical):
-                written |= {"type": "fixed", "size": size, **self.meaning(logical)}
+                written |= {"type": "fixed", "size": size, **self.logical_json(logical)}
         if self.canonical:
             return written
 
@@ -270,20 +270,20 @@ class _SchemaJson:
             written["aliases"] = list(named.aliases)
         return written
 
-    def field(self, field: AvroField, space: str) -> dict[str, Any]:
+    def field_json(self, field: AvroField, space: str) -> dict[str, Any]:
         """Return the JSON of a field."""
-        written = {"name": field.name, "type": self.type(field.type, space)}
+        written = {"name": field.name, "type": self.type_json(field.type, space)}
         if self.canonical:
             return written
 
         if field.aliases:
             written["aliases"] = list(field.aliases)
         # A default is a value of a union's first branch, so null must come first.
-        if branches(field.type)[:1] == (NULL,):
+        if branches_of(field.type)[:1] == (NULL,):
             written["default"] = None
         return written
 
-    def meaning(self, logical: Logical | None) -> dict[str, Any]:
+    def logical_json(self, logical: Logical | None) -> dict[str, Any]:
         """Return the attributes of a logical type."""
         if logical is None or self.canonical:
             return {}
@@ -292,11 +292,11 @@ class _SchemaJson:
         return {"logicalType": logical.name, "precision": logical.precision, "scale": logical.scale}
 
 
-PAIRS = ({Primitive("int"), Primitive("long")}, {Primitive("float"), Primitive("double")})
+WIDENING_PAIRS = ({Primitive("int"), Primitive("long")}, {Primitive("float"), Primitive("double")})
 """Pairs of branches of which one holds the values of both."""
 
 
-def words(kind: Type, types: Mapping[str, Definition] | None = None) -> str:
+def describe_type(kind: Type, types: Mapping[str, Definition] | None = None) -> str:
     """Return a type for a message; `types` has the named ones."""
     match kind:
         case Primitive(name, logical):
@@ -306,7 +306,7 @@ def words(kind: Type, types: Mapping[str, Definition] | None = None) -> str:
         case MapOf():
             return "a map"
         case Union(branches):
-            return f"a union of {', '.join(words(branch, types) for branch in branches)}"
+            return f"a union of {', '.join(describe_type(branch, types) for branch in branches)}"
     named = (types or {})[kind.name]
     return f"{type(named).__name__.lower().removeprefix('avro')} {named.name}"
 
@@ -318,24 +318,24 @@ def branch_name(branch: Type) -> str:
     return "array" if isinstance(branch, Array) else "map"
 
 
-def branches(kind: Type) -> tuple[Type, ...]:
+def branches_of(kind: Type) -> tuple[Type, ...]:
     """Return the branches of a union; any other type is its own only branch."""
     return kind.branches if isinstance(kind, Union) else (kind,)
 
 
-def parts(kind: Type) -> tuple[bool, tuple[Type, ...]]:
+def split_null(kind: Type) -> tuple[bool, tuple[Type, ...]]:
     """Return whether a type may be null, and its other branches.
 
     A union of int and long counts as long, and one of float and double as double.
     """
-    null = NULL in branches(kind)
-    others = tuple(branch for branch in branches(kind) if branch != NULL)
-    if len(others) == 2 and set(others) in PAIRS:
+    null = NULL in branches_of(kind)
+    others = tuple(branch for branch in branches_of(kind) if branch != NULL)
+    if len(others) == 2 and set(others) in WIDENING_PAIRS:
         others = (Primitive("long" if Primitive("long") in others else "double"),)
     return null, others
 
 
-def joined(null: bool, branches: tuple[Type, ...]) -> Type:
+def join_branches(null: bool, branches: tuple[Type, ...]) -> Type:
     """Return the type of these branches; null comes first, so that it can be the default."""
     if null and branches:
         return Union((NULL, *branches))
@@ -347,56 +347,56 @@ def joined(null: bool, branches: tuple[Type, ...]) -> Type:
     return Union(branches)
 
 
-def nullable(kind: Type) -> Type:
+def allow_null(kind: Type) -> Type:
     """Return a type with null allowed."""
-    return joined(True, parts(kind)[1])
+    return join_branches(True, split_null(kind)[1])
 
 
-def renamed(kind: Type, names: dict[str, str]) -> Type:
+def rename_references(kind: Type, names: dict[str, str]) -> Type:
     """Return a type with other names for the types it refers to."""
     match kind:
         case Ref(name):
             return Ref(names[name])
         case Array(items):
-            return Array(renamed(items, names))
+            return Array(rename_references(items, names))
         case MapOf(values):
-            return MapOf(renamed(values, names))
+            return MapOf(rename_references(values, names))
         case Union(branches):
-            return Union(tuple(renamed(branch, names) for branch in branches))
+            return Union(tuple(rename_references(branch, names) for branch in branches))
     return kind
 
 
-END = bytes.fromhex("a7f3d1c2e4b59680")
+VALUE_END_BYTES = bytes.fromhex("a7f3d1c2e4b59680")
 """The end mark that must follow a value for from_avro: eight bytes without a meaning, none a small number (library)."""
-FINGERPRINT = "fingerprint "
+FINGERPRINT_PREFIX = "fingerprint "
 """The word before a fingerprint in the text that names it; its eight bytes follow in hex, in the order of the value."""
-MARKER = b"\xc3\x01"
+SINGLE_OBJECT_MARKER = b"\xc3\x01"
 """The first two bytes of a single object."""
-EMPTY = 0xC15D213AA4D7A795
+FINGERPRINT_OF_NOTHING = 0xC15D213AA4D7A795
 """The fingerprint of no bytes; its bits are also the divisor of the CRC (specification, "Schema Fingerprints")."""
 
 
-def _table() -> tuple[int, ...]:
-    """Return the remainder of each byte, so that `rabin` divides a byte in one step instead of a bit."""
+def _remainders_of_bytes() -> tuple[int, ...]:
+    """Return the remainder of each byte, so that `rabin_fingerprint` divides a byte in one step instead of a bit."""
     table = []
     for value in range(256):
         for _ in range(8):
-            value = (value >> 1) ^ (EMPTY if value & 1 else 0)  # noqa: PLW2901 - the register of the division
+            value = (value >> 1) ^ (FINGERPRINT_OF_NOTHING if value & 1 else 0)  # noqa: PLW2901 - the register of the division
         table.append(value)
     return tuple(table)
 
 
-TABLE = _table()
+REMAINDERS_OF_BYTES = _remainders_of_bytes()
 
 
-def rabin(data: bytes) -> int:
+def rabin_fingerprint(data: bytes) -> int:
     """Return the CRC-64-AVRO of bytes, unsigned."""
-    value = EMPTY
+    value = FINGERPRINT_OF_NOTHING
     for byte in data:
-        value = (value >> 8) ^ TABLE[(value ^ byte) & 0xFF]
+        value = (value >> 8) ^ REMAINDERS_OF_BYTES[(value ^ byte) & 0xFF]
     return value
 
 
 def single_object_header(schema: AvroSchema) -> bytes:
     """Return the ten bytes before every single-object value of a schema."""
-    return MARKER + rabin(canonical_form(schema).encode()).to_bytes(8, "little")
+    return SINGLE_OBJECT_MARKER + rabin_fingerprint(canonical_form(schema).encode()).to_bytes(8, "little")

@@ -1,6 +1,6 @@
 """Map Avro types to Spark types, and back: the columns of a reader's schema, and a schema for columns.
 
-Spark's `from_avro` makes the columns of `AvroKind`, and these, of a reader's schema (`mapped`):
+Spark's `from_avro` makes the columns of `AvroKind`, and these, of a reader's schema (`map_schema`):
 
 | Avro | Spark | |
 |---|---|---|
@@ -15,7 +15,7 @@ Spark's `from_avro` makes the columns of `AvroKind`, and these, of a reader's sc
 Source: SchemaConverters of spark-avro 4.0; `AvroKind` has the values. In PERMISSIVE mode `from_avro` declares
 everything nullable, and so does this module.
 
-A schema that is made for columns is read back as the same columns (`derived`): what `AvroKind` declares, and
+A schema that is made for columns is read back as the same columns (`derive_schema`): what `AvroKind` declares, and
 these:
 
 | column | Avro |
@@ -24,7 +24,8 @@ these:
 | array, map<string, ...> | array, map |
 
 Everything may be null, and null is every default. So columns may be added and removed, and a version is compatible with
-those before it in both directions. A new version is made only of one that this module could have written (`known`).
+those before it in both directions. A new version is made only of one that this module could have written
+(`parse_derived_schema`).
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import types as T
 
-from router_schemas.avro.kinds import KINDS, AvroKind, column_of
+from router_schemas.avro.kinds import KIND_OF, AvroKind, column_of
 from router_schemas.avro.model import (
-    MAX_DEPTH,
+    MAX_TYPE_DEPTH,
     NULL,
     Array,
     AvroField,
@@ -52,11 +53,11 @@ from router_schemas.avro.model import (
     Ref,
     Type,
     Union,
-    joined,
-    reachable,
+    join_branches,
+    reachable_types,
     text_of,
 )
-from router_schemas.avro.parser import parse
+from router_schemas.avro.parser import parse_resolved
 from router_schemas.model import column_names
 
 if TYPE_CHECKING:
@@ -81,17 +82,17 @@ class Mapped:
     left_out: tuple[str, ...] = ()
 
 
-def mapped(reader: AvroSchema) -> Mapped:
+def map_schema(reader: AvroSchema) -> Mapped:
     """Return the columns of a reader's schema; raise ValueError naming the field that has no Spark type."""
     mapping = _Mapping(reader)
     path = reader.root.name if isinstance(reader.root, Ref) else "the schema"
-    root = mapping.type(reader.root, path, ())
+    root = mapping.map_type(reader.root, path, ())
     if root is None or not isinstance(root.column, T.StructType):
         raise ValueError("the schema: an event is a record with fields; register such a schema")
-    if root.columns > MAX_COLUMNS or root.depth > MAX_DEPTH:
-        limits = f"{MAX_COLUMNS} columns, those inside of others counted, or {MAX_DEPTH} levels"
+    if root.columns > MAX_COLUMNS or root.depth > MAX_TYPE_DEPTH:
+        limits = f"{MAX_COLUMNS} columns, those inside of others counted, or {MAX_TYPE_DEPTH} levels"
         raise ValueError(f"the schema: it has more than {limits}; register smaller schemas")
-    used_types = reachable(root.type, mapping.types)
+    used_types = reachable_types(root.type, mapping.types)
     return Mapped(AvroSchema(root.type, used_types), root.column, mapping.renamed, tuple(mapping.left_out))
 
 
@@ -119,71 +120,71 @@ class _Mapping:
         self.renamed: dict[str, str] = {}
         self.left_out: list[str] = []
 
-    def type(self, kind: Type, path: str, trail: tuple[str, ...]) -> _MappedType | None:
+    def map_type(self, kind: Type, path: str, trail: tuple[str, ...]) -> _MappedType | None:
         """Map any type."""
         match kind:
             case Primitive("null"):
                 return None
             case Primitive(name, logical):
-                column, read_logical = _column(name, logical)
+                column, read_logical = _column_and_logical_type(name, logical)
                 return _MappedType(Primitive(name, read_logical), column)
             case Array():
-                items = self.type(kind.items, f"{path}[]", trail)
+                items = self.map_type(kind.items, f"{path}[]", trail)
                 return items and _mapped_array(items)
             case MapOf():
-                values = self.type(kind.values, f"{path}{{}}", trail)
+                values = self.map_type(kind.values, f"{path}{{}}", trail)
                 return values and _mapped_map(values)
             case Union():
-                return self.union(kind, path, trail)
-        return self.named(kind, path, trail)
+                return self.map_union(kind, path, trail)
+        return self.map_named_type(kind, path, trail)
 
-    def named(self, kind: Ref, path: str, trail: tuple[str, ...]) -> _MappedType | None:
+    def map_named_type(self, kind: Ref, path: str, trail: tuple[str, ...]) -> _MappedType | None:
         """Map a record, enum or fixed."""
         named = self.reader.types[kind.name]
         match named:
             case AvroRecord():
-                return self.record(named, path, trail)
+                return self.map_record(named, path, trail)
             case Enum():
                 self.types[named.name] = named
                 return _MappedType(kind, T.StringType())
-        column, read_logical = _column("fixed", named.logical)
+        column, read_logical = _column_and_logical_type("fixed", named.logical)
         self.types[named.name] = replace(named, logical=read_logical)
         return _MappedType(kind, column)
 
-    def union(self, kind: Union, path: str, trail: tuple[str, ...]) -> _MappedType | None:
+    def map_union(self, kind: Union, path: str, trail: tuple[str, ...]) -> _MappedType | None:
         """Map a union: one type and null, two kinds of one number, or a struct with a member for each type."""
         null = NULL in kind.branches
-        branches = [self.type(branch, path, trail) for branch in kind.branches if branch != NULL]
+        branches = [self.map_type(branch, path, trail) for branch in kind.branches if branch != NULL]
         members = [branch for branch in branches if branch]
         if len(branches) <= 1:
-            return replace(members[0], type=joined(null, (members[0].type,))) if members else None
+            return replace(members[0], type=join_branches(null, (members[0].type,))) if members else None
         if len(members) < len(branches):
             raise ValueError(
                 f"{path}: a type of the union has no values to keep, so it cannot be a member; give it a field"
             )
 
         types = tuple(member.type for member in members)
-        union = joined(null, types)
+        union = join_branches(null, types)
         names = {member.name for member in types if isinstance(member, Primitive)}
         if len(members) == 2 and names in ({"int", "long"}, {"float", "double"}):
             return _MappedType(union, (AvroKind.LONG if "long" in names else AvroKind.DOUBLE).value.column)
         return _mapped_struct(union, [f"member{place}" for place in range(len(members))], members)
 
-    def record(self, named: AvroRecord, path: str, trail: tuple[str, ...]) -> _MappedType | None:
+    def map_record(self, named: AvroRecord, path: str, trail: tuple[str, ...]) -> _MappedType | None:
         """Map a record to a struct."""
         if named.name in trail:
             raise ValueError(f"{path}: {named.name} contains itself; a column cannot")
         if named.name not in self.records:
-            self.records[named.name] = self.struct(named, path, (*trail, named.name))
+            self.records[named.name] = self.map_fields(named, path, (*trail, named.name))
         return self.records[named.name]
 
-    def struct(self, named: AvroRecord, path: str, trail: tuple[str, ...]) -> _MappedType | None:
+    def map_fields(self, named: AvroRecord, path: str, trail: tuple[str, ...]) -> _MappedType | None:
         """Map a record to a struct of the fields that have values to keep."""
         column_of = column_names(field.name for field in named.fields)
         fields: list[AvroField] = []
         members: list[_MappedType] = []
         for avro_field in named.fields:
-            member = self.type(avro_field.type, f"{path}.{avro_field.name}", trail)
+            member = self.map_type(avro_field.type, f"{path}.{avro_field.name}", trail)
             if member is None:
                 self.left_out.append(f"{named.name}.{avro_field.name}")
                 continue
@@ -201,10 +202,10 @@ class _Mapping:
         return _mapped_struct(Ref(named.name), [field.name for field in fields], members)
 
 
-def _column(name: str, logical: Logical | None) -> tuple[T.DataType, Logical | None]:
+def _column_and_logical_type(name: str, logical: Logical | None) -> tuple[T.DataType, Logical | None]:
     """Return the column of a type, and the logical type that is given to Spark: one that changes the column."""
-    bare = KINDS[name, None].value.column
-    column = column_of(KINDS[name, logical.name], logical) if logical else bare
+    bare = KIND_OF[name, None].value.column
+    column = column_of(KIND_OF[name, logical.name], logical) if logical else bare
     return column, None if column == bare else logical
 
 
@@ -213,7 +214,7 @@ def _mapped_array(items: _MappedType) -> _MappedType:
     # Avro 1.12.0, which Spark 4.0 contains, keeps the items of an array of doubles as floats (AVRO-4108, tried): 0.1
     # becomes 0.10000000149011612, and 1e95 infinity. All other arrays are read right, also those of nullable doubles.
     if kind == Primitive("double"):
-        kind = joined(True, (kind,))
+        kind = join_branches(True, (kind,))
     return _MappedType(Array(kind), T.ArrayType(items.column), items.columns, items.depth + 1)
 
 
@@ -229,29 +230,29 @@ def _mapped_struct(kind: Type, names: list[str], members: list[_MappedType]) -> 
     return _MappedType(kind, T.StructType(fields), columns, depth)
 
 
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_DECLARED = {column: kind for kind in AvroKind for column in kind.value.declares}
+AVRO_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_KIND_BY_COLUMN = {column: kind for kind in AvroKind for column in kind.value.declares}
 
 
-def derived(columns: T.StructType, name: str) -> AvroSchema:
+def derive_schema(columns: T.StructType, name: str) -> AvroSchema:
     """Return a schema for columns; `name` is the full name of its record.
 
     Raises ValueError naming the column that Avro has no name or type for.
     """
     types: dict[str, Definition] = {}
-    return AvroSchema(_record(columns, name, "", types), types)
+    return AvroSchema(_derive_record(columns, name, "", types), types)
 
 
-def known(resolved: ResolvedSchema) -> AvroSchema | None:
+def parse_derived_schema(resolved: ResolvedSchema) -> AvroSchema | None:
     """Return the schema of a version that this module could have written; None for any other.
 
     In any other, a new version would lose what its author declared: a field without null, a default, a description.
     """
-    schema = parse(resolved)
+    schema = parse_resolved(resolved)
     if not isinstance(schema.root, Ref):
         return None
     try:
-        derived_again = derived(mapped(schema).struct, schema.root.name)
+        derived_again = derive_schema(map_schema(schema).struct, schema.root.name)
     except ValueError:
         return None
     if json.loads(text_of(derived_again)) != json.loads(resolved.schema.text):
@@ -259,38 +260,38 @@ def known(resolved: ResolvedSchema) -> AvroSchema | None:
     return derived_again
 
 
-def _record(struct: T.StructType, name: str, path: str, types: dict[str, Definition]) -> Ref:
+def _derive_record(struct: T.StructType, name: str, path: str, types: dict[str, Definition]) -> Ref:
     types[name] = AvroRecord(name, ())  # `types` has records in the order of first use: before those inside of it
     fields = []
     for column in struct:
         field_path = f"{path}.{column.name}" if path else column.name
-        if not NAME.fullmatch(column.name):
+        if not AVRO_NAME.fullmatch(column.name):
             raise ValueError(
                 f"field {field_path}: a name in Avro has letters, digits and underscores; rename it in `select`"
             )
-        kind = _nullable(column.dataType, f"{name}.{column.name}", field_path, types)
+        kind = _derive_nullable(column.dataType, f"{name}.{column.name}", field_path, types)
         fields.append(AvroField(column.name, kind))
     types[name] = AvroRecord(name, tuple(fields))
     return Ref(name)
 
 
-def _nullable(kind: T.DataType, name: str, path: str, types: dict[str, Definition]) -> Type:
-    return joined(True, (_type(kind, name, path, types),))
+def _derive_nullable(kind: T.DataType, name: str, path: str, types: dict[str, Definition]) -> Type:
+    return join_branches(True, (_derive_type(kind, name, path, types),))
 
 
-def _type(kind: T.DataType, name: str, path: str, types: dict[str, Definition]) -> Type:
+def _derive_type(kind: T.DataType, name: str, path: str, types: dict[str, Definition]) -> Type:
     """Return the Avro type of a column; `name` is that of a record made for it, `path` the column's, for messages."""
     match kind:
         case T.StructType():
-            return _record(kind, name, path, types)
+            return _derive_record(kind, name, path, types)
         case T.ArrayType():
-            return Array(_nullable(kind.elementType, name, f"{path}[]", types))
+            return Array(_derive_nullable(kind.elementType, name, f"{path}[]", types))
         case T.MapType(keyType=T.StringType()):
-            return MapOf(_nullable(kind.valueType, name, f"{path}{{}}", types))
+            return MapOf(_derive_nullable(kind.valueType, name, f"{path}{{}}", types))
         case T.DecimalType():
             return Primitive("bytes", Logical("decimal", kind.precision, kind.scale))
-    if type(kind) not in _DECLARED:
+    if type(kind) not in _KIND_BY_COLUMN:
         raise ValueError(f"field {path}: Avro has no type for {kind.simpleString()}; cast it in `select`")
-    described = _DECLARED[type(kind)].value
+    described = _KIND_BY_COLUMN[type(kind)].value
     assert described.stored != "fixed"  # a schema that is made for columns names no sizes
     return Primitive(described.stored, Logical(described.logical) if described.logical else None)
