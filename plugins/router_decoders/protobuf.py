@@ -153,7 +153,7 @@ class Protobuf(RegistryDecoder):
                 schemas = self.schemas(preparation, wrapper.subjects)
             inner = Messages(schemas, memory, subjects=wrapper.subjects, counted=counted, keep="payloads")
         else:
-            files = Files.read(preparation.folder / str(self.descriptor_file or self.proto_file))
+            files = Files.read_file(preparation.folder / str(self.descriptor_file or self.proto_file))
             outer = OneMessage(files, str(self.message), self.wire_format, self.header)
             if wrapper is None:
                 return outer

@@ -156,7 +156,7 @@ class RegistryDecoder(ArrowDecoder):
         prepared._folder = preparation.folder
         prepared._library = self.library(preparation)
         # If neither a former run nor the configuration names a schema, the first records of the source do.
-        if prepared._library.empty and not prepared._library.announced:
+        if prepared._library.is_empty and not prepared._library.announces_schemas:
             sample = preparation.sample(SAMPLE).select("value", "headers").toArrow()
             prepared._sample = sample.combine_chunks().to_batches()
         return prepared
@@ -174,10 +174,10 @@ class RegistryDecoder(ArrowDecoder):
         if self._library is None:
             raise StartError("the registry or the file is not open: call prepare() before refresh()")
         try:
-            known = self._learn_from_sample(self._library.refreshed(wanted))
+            known = self._learn_from_sample(self._library.refresh_schemas(wanted))
         except RegistryAway as away:
             raise ConnectionError(f"waiting for the schema registry: {away}") from away
-        if self._library.empty:
+        if self._library.is_empty:
             raise StartError(f"no schema is known that can be read: {self._library.advice}")
         if known is self._known:
             return self
@@ -210,5 +210,5 @@ class RegistryDecoder(ArrowDecoder):
                 wanted |= self.wanted_by(records, known)
             if not wanted:
                 break
-            known = self._library.refreshed(wanted)
+            known = self._library.refresh_schemas(wanted)
         return known

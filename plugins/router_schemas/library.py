@@ -65,7 +65,7 @@ class Library(ABC, Generic[M]):
         """Return why the first of the schemas cannot be read, or how a configuration announces schemas."""
         for reason in self.reasons.values():
             return reason
-        if self.announced:
+        if self.announces_schemas:
             return "register a schema of the `subjects`, or look at the records of the source"
         return "name the `subjects` of the records, or look at the records of the source"
 
@@ -76,16 +76,16 @@ class Library(ABC, Generic[M]):
 
     @property
     @abstractmethod
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Return whether nothing can be read yet, so that the columns of events are unknown."""
 
     @property
-    def announced(self) -> bool:
+    def announces_schemas(self) -> bool:
         """Return whether the configuration announces schemas, to be known before the first record."""
         return False
 
     @abstractmethod
-    def refreshed(self, wanted: Iterable[str] = ()) -> M:
+    def refresh_schemas(self, wanted: Iterable[str] = ()) -> M:
         """Return how to read all known schemas and the wanted ones; the same object if nothing is new.
 
         Raises RegistryAway if a wanted schema was never seen and the registry cannot be asked.
@@ -122,21 +122,21 @@ class RegistryLibrary(Library[M], Generic[U, M]):
     """The fields of other formats, if records of several formats become one event."""
 
     @abstractmethod
-    def use(self, writer: WriterSchema, resolved: ResolvedSchema, origin: SchemaOrigin) -> U:
+    def use_of_schema(self, writer: WriterSchema, resolved: ResolvedSchema, origin: SchemaOrigin) -> U:
         """Return what a writer's schema is used for; raise ValueError with the reason when it cannot be read."""
 
     @abstractmethod
-    def make(self) -> M:
+    def combine_uses(self) -> M:
         """Return how all uses are read."""
 
     def __post_init__(self) -> None:
-        named = named_by_records(self.memory, self._name)
+        named = read_named_by_records(self.memory, self._memory_name)
         if named is None:  # older versions also kept polled schemas, whatever their subjects
-            self._learn(remembered(self.memory, self._name))
+            self._learn_writers(read_used_writers(self.memory, self._memory_name))
             self._forget_foreign()
             named = [*self.uses]
         self.named.update(named)
-        self._learn(named)
+        self._learn_writers(named)
 
     @property
     def advice(self) -> str:
@@ -144,11 +144,11 @@ class RegistryLibrary(Library[M], Generic[U, M]):
         return self.schemas.unavailable or super().advice
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not self.uses
 
     @property
-    def announced(self) -> bool:
+    def announces_schemas(self) -> bool:
         return bool(self.subjects)
 
     @property
@@ -156,12 +156,14 @@ class RegistryLibrary(Library[M], Generic[U, M]):
         """Return why writers' schemas cannot be read."""
         return {**self.faults, **{writer: reason for writer, (reason, _) in self.unknown.items()}}
 
-    def refreshed(self, wanted: Iterable[str] = (), polled: Iterable[str] = (), is_in_batch: bool | None = None) -> M:
+    def refresh_schemas(
+        self, wanted: Iterable[str] = (), polled: Iterable[str] = (), is_in_batch: bool | None = None
+    ) -> M:
         """Return how to read all known schemas, those that records want, and those that the caller has `polled`.
 
         `is_in_batch`: the batch has begun, so that new versions were looked for already; None: if records want some.
         """
-        before = self._writers()
+        before = self._known_writers()
         wanted = list(wanted)
         polled = list(polled)
         if is_in_batch is None:
@@ -172,22 +174,22 @@ class RegistryLibrary(Library[M], Generic[U, M]):
             self.unknown = {writer: held for writer, held in self.unknown.items() if held[1] > now}
             # Within a batch the registry is asked only for what records want: a slow one holds up every batch twice.
             polled += self._new_versions()
-        self.learn(wanted, polled)
-        if self.made is None or before != self._writers():
-            self.made = self.make()
+        self.learn_schemas(wanted, polled)
+        if self.made is None or before != self._known_writers():
+            self.made = self.combine_uses()
             self.named.update(writer for writer in wanted if writer in self.uses)
-            keep_named_by_records(self.memory, self._name, self.named)
+            keep_named_by_records(self.memory, self._memory_name, self.named)
         return self.made
 
-    def learn(self, wanted: list[str], polled: list[str]) -> None:
+    def learn_schemas(self, wanted: list[str], polled: list[str]) -> None:
         """Learn the schemas that records want, and those of subjects."""
-        self._learn([*wanted, *polled])
+        self._learn_writers([*wanted, *polled])
 
     @property
-    def _name(self) -> str:
+    def _memory_name(self) -> str:
         return f"{self.kind.lower()}-{self.keep}.json"
 
-    def _writers(self) -> set[str]:
+    def _known_writers(self) -> set[str]:
         return {*self.uses, *self.faults, *self.unknown}
 
     def _new_versions(self) -> list[str]:
@@ -202,14 +204,14 @@ class RegistryLibrary(Library[M], Generic[U, M]):
                 writers += [str(WriterSchema(schema_id, message)) for message in used or {""}]
         return writers
 
-    def _learn(self, writers: Iterable[str]) -> None:
-        known_writers = self._writers()
+    def _learn_writers(self, writers: Iterable[str]) -> None:
+        known_writers = self._known_writers()
         new = {writer: WriterSchema.of(writer) for writer in writers if writer not in known_writers}
-        resolved = self.schemas.resolved(_schema(writer) for writer in new.values())
+        resolved = self.schemas.resolved(_schema_key(writer) for writer in new.values())
         for text, writer in new.items():
-            self._take(text, writer, resolved[_schema(writer)])
+            self._add_schema(text, writer, resolved[_schema_key(writer)])
 
-    def _take(self, text: str, writer: WriterSchema, resolved: ResolvedSchema | Unknown) -> None:
+    def _add_schema(self, text: str, writer: WriterSchema, resolved: ResolvedSchema | Unknown) -> None:
         if not isinstance(resolved, ResolvedSchema):
             if not resolved.is_absent:
                 self.unknown[text] = resolved.reason, self.clock() + HOLD
@@ -218,15 +220,15 @@ class RegistryLibrary(Library[M], Generic[U, M]):
             self.faults[text] = f"schema {resolved.schema.id} is {resolved.schema.kind}, not {self.kind}"
             return
         try:
-            self.uses[text] = self._use(writer, resolved)
+            self.uses[text] = self._counted_use(writer, resolved)
             self.resolved[text] = resolved
         except ValueError as fault:
             self.faults[text] = f"schema {resolved.schema.id} cannot be used: {fault}"
 
-    def _use(self, writer: WriterSchema, resolved: ResolvedSchema) -> U:
+    def _counted_use(self, writer: WriterSchema, resolved: ResolvedSchema) -> U:
         """Return what a writer's schema is used for, as the version of a subject that counts."""
         origin = SchemaOrigin.of(resolved)
-        use = self.use(writer, resolved, origin)
+        use = self.use_of_schema(writer, resolved, origin)
         # Which subjects count may depend on the record's name, and only its use has that.
         counted = self.counted.among(resolved.schema.subjects, use.name)
         if counted:
@@ -235,7 +237,7 @@ class RegistryLibrary(Library[M], Generic[U, M]):
             counted_origin = replace(origin, foreign=bool(resolved.schema.subjects))
         if counted_origin == origin:
             return use
-        return self.use(writer, resolved, counted_origin)
+        return self.use_of_schema(writer, resolved, counted_origin)
 
     def _forget_foreign(self) -> None:
         """Forget the schemas none of whose subjects counts: a record that has one names it again."""
@@ -248,7 +250,7 @@ class RegistryLibrary(Library[M], Generic[U, M]):
             del self.resolved[writer]
 
 
-def remembered(memory: Memory, name: str) -> list[str]:
+def read_used_writers(memory: Memory, name: str) -> list[str]:
     """Return the writers' schemas that were used in former runs; entries of another form are ignored."""
     return _writer_texts(json.loads(memory.read(name) or b"[]"))
 
@@ -262,7 +264,7 @@ def _writer_texts(content: Iterable[str]) -> list[str]:
     return writers
 
 
-def named_by_records(memory: Memory, name: str) -> list[str] | None:
+def read_named_by_records(memory: Memory, name: str) -> list[str] | None:
     """Return the writers' schemas that records of former runs named; None for a memory of another form."""
     content = json.loads(memory.read(name) or b"{}")
     if not isinstance(content, dict):
@@ -275,12 +277,12 @@ def keep_named_by_records(memory: Memory, name: str, writers: Collection[str]) -
     memory.write(name, json.dumps({"named": sorted(writers)}).encode())
 
 
-def keep(memory: Memory, name: str, writers: Collection[str]) -> None:
+def keep_used_writers(memory: Memory, name: str, writers: Collection[str]) -> None:
     """Keep the names of the writers' schemas that were used."""
     memory.write(name, json.dumps(sorted(writers)).encode())
 
 
-def _schema(writer: WriterSchema) -> int | UUID:
+def _schema_key(writer: WriterSchema) -> int | UUID:
     if writer.schema is None:
         raise ValueError(f"{writer} names no schema of a registry")
     return writer.schema
@@ -309,7 +311,7 @@ class EventMaking(ABC, Generic[K, N, R]):
         for key in sorted(uses, key=lambda key: uses[key].origin.age):
             names.setdefault(uses[key].name, {})[key] = uses[key]
         for name, versions in names.items():
-            self._add(name, versions)
+            self._add_versions(name, versions)
 
     @property
     def origins(self) -> dict[str, str]:
@@ -317,17 +319,17 @@ class EventMaking(ABC, Generic[K, N, R]):
         return {field: label for field, (_, label) in self.fields.items()}
 
     @abstractmethod
-    def merged(self, uses: list[N]) -> tuple[Any, Sequence[SchemaConflict]]:
+    def merge_versions(self, uses: list[N]) -> tuple[Any, Sequence[SchemaConflict]]:
         """Return the merged versions of a name, and the conflicts of those that do not fit the oldest."""
 
     @abstractmethod
-    def reader(self, merged: Any, fits: Mapping[K, N]) -> tuple[R, T.StructType]:
+    def make_reader(self, merged: Any, fits: Mapping[K, N]) -> tuple[R, T.StructType]:
         """Return a reader of the versions that fit, and its fields; raise ValueError if none can read them."""
 
-    def _add(self, name: str, uses: dict[K, N]) -> None:
+    def _add_versions(self, name: str, uses: dict[K, N]) -> None:
         # One version can have several keys: it is merged once.
         versions = {use.origin.label: use for use in uses.values()}
-        merged, conflicts = self.merged([*versions.values()])
+        merged, conflicts = self.merge_versions([*versions.values()])
         refused = refusals(conflicts)
         reasons = {key: info.reason for key, info in self.written.items() if key in uses}
         for key, use in uses.items():
@@ -337,15 +339,15 @@ class EventMaking(ABC, Generic[K, N, R]):
         if fits:
             newest = [*fits.values()][-1]
             try:
-                reader, struct = self.reader(merged, fits)
-                self._take(reader, struct, f"{name} of {newest.origin.label}")
+                reader, struct = self.make_reader(merged, fits)
+                self._add_reader(reader, struct, f"{name} of {newest.origin.label}")
             except ValueError as fault:
                 for key, use in fits.items():
                     reasons[key] = f"{name} of {use.origin.label} cannot be decoded: {fault}"
         for key, use in uses.items():
             self.written[key] = SchemaInfo.of(use.origin, name, reasons.get(key))
 
-    def _take(self, reader: R, struct: T.StructType, label: str) -> None:
+    def _add_reader(self, reader: R, struct: T.StructType, label: str) -> None:
         """Add a reader; raise ValueError if one of its fields has another type elsewhere."""
         fields = {**self._taken, **self.fields}
         for column in struct:
@@ -359,7 +361,7 @@ class EventMaking(ABC, Generic[K, N, R]):
             self.fields.setdefault(column.name, (column.dataType, label))
 
 
-KEPT = "formats.json"
+FORMATS_FILE = "formats.json"
 """The name under which the memory has the formats in the order in which they came."""
 
 
@@ -401,13 +403,13 @@ class AnyFormat(Library[Formats]):
         self._opened = opened
         self._fields = fields
         self._made: Formats | None = None
-        formats: list[Kind] = json.loads(memory.read(KEPT) or b"[]")
+        formats: list[Kind] = json.loads(memory.read(FORMATS_FILE) or b"[]")
         self._libraries = {kind: opened(kind) for kind in formats}
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Return whether no schema is known that can be read."""
-        return all(library.empty for library in self._libraries.values())
+        return all(library.is_empty for library in self._libraries.values())
 
     @property
     def advice(self) -> str:
@@ -420,30 +422,30 @@ class AnyFormat(Library[Formats]):
         return dict(chain.from_iterable(library.reasons.items() for library in self._libraries.values()))
 
     @property
-    def announced(self) -> bool:
+    def announces_schemas(self) -> bool:
         """Return whether subjects are named."""
         return bool(self._subjects)
 
-    def refreshed(self, wanted: Iterable[str] = ()) -> Formats:
+    def refresh_schemas(self, wanted: Iterable[str] = ()) -> Formats:
         """Return how to read all known schemas and the wanted ones."""
         wanted = list(wanted)
         named = set(wanted)
         polled: list[str] = []
         if not wanted or self._made is None:
             polled = [str(WriterSchema(schema_id)) for schema_id in sorted(self._schemas.poll(self._subjects))]
-        made = self._learn([*wanted, *polled], named)
+        made = self._learn_formats([*wanted, *polled], named)
         refused = list(chain.from_iterable(library.faults for library in self._libraries.values()))
         if not self._is_known(refused):  # a subject of one format has a version of another
-            made = self._learn(refused, named)
+            made = self._learn_formats(refused, named)
         if self._made is None or not _is_same(self._made.made, made):
-            self._made = Formats(made, self._written(made), self._header, absence=self._schemas.absence)
+            self._made = Formats(made, self._format_by_prefix(made), self._header, absence=self._schemas.absence)
         return self._made
 
-    def _learn(self, texts: list[str], named: set[str]) -> dict[Kind, Any]:
+    def _learn_formats(self, texts: list[str], named: set[str]) -> dict[Kind, Any]:
         """Teach each library the schemas of its format; return what they make. Records named those in `named`."""
         by_kind: dict[Kind, list[str]] = {}
         unknown: list[str] = []
-        for text, schema_kind in self._kinds(texts).items():
+        for text, schema_kind in self._find_kinds(texts).items():
             if schema_kind is None:
                 unknown.append(text)
             else:
@@ -451,7 +453,7 @@ class AnyFormat(Library[Formats]):
         for kind in by_kind:
             if kind not in self._libraries:
                 self._libraries[kind] = self._opened(kind)
-                self._memory.write(KEPT, json.dumps([*self._libraries]).encode())
+                self._memory.write(FORMATS_FILE, json.dumps([*self._libraries]).encode())
         made: dict[Kind, Any] = {}
         taken: dict[str, Any] = {}
         for kind, library in self._libraries.items():
@@ -461,12 +463,12 @@ class AnyFormat(Library[Formats]):
             of_kind = [*by_kind.get(kind, ()), *unknown]
             wanted = [text for text in of_kind if text in named]
             polled = [text for text in of_kind if text not in named]
-            made[kind] = library.refreshed(wanted, polled, is_in_batch=bool(named))
+            made[kind] = library.refresh_schemas(wanted, polled, is_in_batch=bool(named))
             unknown = []  # the first library has them
             taken = {**self._fields(kind, made[kind]), **taken}
         return made
 
-    def _kinds(self, texts: Iterable[str]) -> dict[str, Kind | None]:
+    def _find_kinds(self, texts: Iterable[str]) -> dict[str, Kind | None]:
         """Return the format of each schema, None for one that the registry does not give."""
         schemas = {text: WriterSchema.of(text).schema for text in texts}
         resolved = self._schemas.resolved(schema for schema in schemas.values() if schema is not None)
@@ -479,14 +481,14 @@ class AnyFormat(Library[Formats]):
 
     def _is_known(self, texts: list[str]) -> bool:
         """Return whether the library of its format has each schema."""
-        for text, kind in self._kinds(texts).items():
+        for text, kind in self._find_kinds(texts).items():
             if kind is None:
                 continue
-            if kind not in self._libraries or text not in _writers(self._libraries[kind]):
+            if kind not in self._libraries or text not in _writers_of(self._libraries[kind]):
                 return False
         return True
 
-    def _written(self, made: Mapping[Kind, Any]) -> dict[bytes, SchemaInfo]:
+    def _format_by_prefix(self, made: Mapping[Kind, Any]) -> dict[bytes, SchemaInfo]:
         """Return the format of every prefix."""
         written: dict[bytes, SchemaInfo] = {}
         for kind, library in self._libraries.items():
@@ -494,7 +496,7 @@ class AnyFormat(Library[Formats]):
                 written[schema_bytes(WriterSchema.of(text))] = SchemaInfo(message=kind, reason=reason)
         for kind, library in self._libraries.items():
             is_readable = bool(self._fields(kind, made[kind]))
-            for text, schema_kind in self._kinds(_writers(library)).items():
+            for text, schema_kind in self._find_kinds(_writers_of(library)).items():
                 if schema_kind != kind:
                     continue
                 prefix = schema_bytes(WriterSchema.of(text))
@@ -506,7 +508,7 @@ class AnyFormat(Library[Formats]):
         return written
 
 
-def _writers(library: RegistryLibrary[Any, Any]) -> list[str]:
+def _writers_of(library: RegistryLibrary[Any, Any]) -> list[str]:
     return [*library.faults, *library.uses]
 
 

@@ -233,12 +233,12 @@ def test_an_id_that_the_registry_lacks_changes_nothing(faulty: FaultyRegistry, g
         RegistryClient(RegistryOptions(url=(faulty.url,))), memory, clock=lambda: now[0], sleep=lambda seconds: None
     )
     library = Messages(schemas, memory, ("games-value",), clock=lambda: now[0])
-    known = library.refreshed()
+    known = library.refresh_schemas()
 
-    assert library.refreshed(["schema 77"]) is known
+    assert library.refresh_schemas(["schema 77"]) is known
     now[0] += 1000
-    assert library.refreshed(["schema 77", "schema 78"]) is known
-    assert library.refreshed() is known
+    assert library.refresh_schemas(["schema 77", "schema 78"]) is known
+    assert library.refresh_schemas() is known
 
 
 def test_what_is_wanted_is_called_so_that_people_understand_it(faulty: FaultyRegistry, open_, games: Proto) -> None:

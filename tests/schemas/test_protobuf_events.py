@@ -75,7 +75,7 @@ def read(library: Messages, *values: bytes | None) -> list[dict[str, Any]]:
     wanted: list[str] = []
     known: Events | None = None
     for _ in range(4):
-        before, known = known, library.refreshed(wanted)
+        before, known = known, library.refresh_schemas(wanted)
         if wanted and known is before:
             break  # nothing was found: rows keep their errors
         assert known is not None
@@ -153,8 +153,8 @@ def test_new_versions_of_a_known_subject_are_known_before_their_first_record(lib
     read(library, old)
     number, _ = write(V2, "Bet", {"game": "uno"})
 
-    assert f"schema {number}" in library.refreshed().written
-    assert library.refreshed() is library.refreshed()
+    assert f"schema {number}" in library.refresh_schemas().written
+    assert library.refresh_schemas() is library.refresh_schemas()
 
 
 def test_a_restart_without_the_registry_reads_what_was_read_before(

@@ -99,8 +99,8 @@ def test_a_topic_has_the_versions_of_its_own_subject(
     own = faulty.book.add(OURS, schema(kind, id="long", note="string"), kind)
     library = opened(kind, counted)
 
-    library.refreshed([f"schema {shared}"])
-    made = library.refreshed()  # as before the next batch
+    library.refresh_schemas([f"schema {shared}"])
+    made = library.refresh_schemas()  # as before the next batch
 
     assert set(made.origins) == {"id", "note"}
     assert set(library.uses) == {f"schema {shared}", f"schema {own}"}
@@ -115,8 +115,8 @@ def test_without_a_match_nothing_is_polled(faulty: FaultyRegistry, kind: Kind, o
     faulty.book.add("elsewhere", schema(kind, id="long", note="long"), kind)
 
     library = opened(kind, BY_TOPIC)
-    library.refreshed([f"schema {number}"])
-    made = library.refreshed()
+    library.refresh_schemas([f"schema {number}"])
+    made = library.refresh_schemas()
 
     assert set(made.origins) == {"id"}
     assert not any(path.startswith("/subjects") for path in faulty.paths)
@@ -132,7 +132,7 @@ def test_what_an_older_start_has_learnt_of_others_is_forgotten(
     before = [f"schema {shared}", f"schema {foreign}"]
     FolderMemory(tmp_path / "memory").write(f"{kind.lower()}-places.json", json.dumps(before).encode())
 
-    made = opened(kind, counted).refreshed()
+    made = opened(kind, counted).refresh_schemas()
 
     assert set(made.origins) == {"id"}
 
@@ -142,9 +142,9 @@ def test_other_subjects_than_before_count_from_the_next_start_on(
 ) -> None:
     faulty.book.add(OURS, schema(kind, id="long"), kind)
     faulty.book.add(THEIRS, schema(kind, id="long", bonus="long"), kind)
-    assert set(opened(kind, CountedSubjects((OURS, THEIRS))).refreshed().origins) == {"id", "bonus"}
+    assert set(opened(kind, CountedSubjects((OURS, THEIRS))).refresh_schemas().origins) == {"id", "bonus"}
 
-    assert set(opened(kind, BY_SUBJECT).refreshed().origins) == {"id"}
+    assert set(opened(kind, BY_SUBJECT).refresh_schemas().origins) == {"id"}
 
 
 @either
@@ -158,11 +158,11 @@ def test_a_record_may_name_a_schema_of_another_subject_and_changes_no_column(
     clash = faulty.book.add(THEIRS, schema(kind, id="long", note="long"), kind)
     wanted = [f"schema {number}" for number in (stray, clash, shared)]
     before = opened(kind, counted)
-    before.refreshed(wanted)
-    before.refreshed()
+    before.refresh_schemas(wanted)
+    before.refresh_schemas()
     faulty.stop()
 
-    made = opened(kind, counted).refreshed()
+    made = opened(kind, counted).refresh_schemas()
 
     assert set(made.origins) == {"id", "note", "bonus"}
     reasons = {info.schema_id: info.reason for info in made.written.values()}
@@ -188,8 +188,8 @@ def test_formats_of_one_topic_have_the_versions_of_its_own_subject(
 
     with client:
         library = AnyFormat(schemas, memory, (), "header", lambda kind: opened(kind, BY_TOPIC), fields)
-        library.refreshed([f"schema {shared}"])
-        made = library.refreshed()
+        library.refresh_schemas([f"schema {shared}"])
+        made = library.refresh_schemas()
 
     assert {kind: set(fields(kind, one)) for kind, one in made.made.items()} == {"AVRO": {"id"}, "JSON": {"id", "note"}}
     assert {info.message for info in made.written.values()} == {"AVRO", "JSON"}

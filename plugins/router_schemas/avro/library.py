@@ -118,11 +118,11 @@ def records_of(uses: Mapping[bytes, RecordUse], reasons: Mapping[bytes, str], ta
 class _RecordEvent(EventMaking[bytes, RecordUse, RecordReader]):
     """The event of Avro records, by the bytes before them."""
 
-    def merged(self, uses: list[RecordUse]) -> tuple[AvroSchema, Sequence[SchemaConflict]]:
+    def merge_versions(self, uses: list[RecordUse]) -> tuple[AvroSchema, Sequence[SchemaConflict]]:
         record = merge_records([RecordVersion(use.origin.label, use.schema) for use in uses])
         return record.reader, record.conflicts
 
-    def reader(self, merged: AvroSchema, fits: Mapping[bytes, RecordUse]) -> tuple[RecordReader, T.StructType]:
+    def make_reader(self, merged: AvroSchema, fits: Mapping[bytes, RecordUse]) -> tuple[RecordReader, T.StructType]:
         columns = map_schema(merged)
         texts = {prefix: writer_text(use.schema, columns.reader) for prefix, use in fits.items()}
         return RecordReader(reader_text(columns.reader), texts, columns.struct), columns.struct
@@ -136,11 +136,11 @@ class Writers(RegistryLibrary[RecordUse, Records]):
 
     header: str = VALUE_HEADER
 
-    def use(self, writer: WriterSchema, resolved: ResolvedSchema, origin: SchemaOrigin) -> RecordUse:
+    def use_of_schema(self, writer: WriterSchema, resolved: ResolvedSchema, origin: SchemaOrigin) -> RecordUse:
         """Return the use of a writer's schema."""
         return RecordUse.of(origin, parse_resolved(resolved))
 
-    def make(self) -> Records:
+    def combine_uses(self) -> Records:
         """Return one reader's schema per record, and the schema of every prefix."""
         uses = {schema_bytes(WriterSchema.of(writer)): use for writer, use in self.uses.items()}
         reasons = {schema_bytes(WriterSchema.of(writer)): reason for writer, reason in self.reasons.items()}
@@ -153,12 +153,12 @@ class SingleObjects(Writers):
 
     keep: str = "objects"
 
-    def learn(self, wanted: list[str], polled: list[str]) -> None:
+    def learn_schemas(self, wanted: list[str], polled: list[str]) -> None:
         """Learn all versions of the subjects; a wanted fingerprint that none of them has is unknown."""
         if wanted:
             self.schemas.poll(self.subjects, wait=True)
             polled = self._new_versions()
-        super().learn([], polled)
+        super().learn_schemas([], polled)
         until = self.clock() + HOLD
         for text in wanted:
             self.unknown[text] = f"no version of {', '.join(self.subjects)} has the {text}", until
@@ -166,7 +166,7 @@ class SingleObjects(Writers):
             fingerprint = single_object_header(use.schema).removeprefix(SINGLE_OBJECT_MARKER)
             self.unknown.pop(f"{FINGERPRINT_PREFIX}{fingerprint.hex()}", None)
 
-    def make(self) -> Records:
+    def combine_uses(self) -> Records:
         """Return one reader's schema per record, and the schema of every fingerprint."""
         reasons: dict[bytes, str] = {}
         for text, (reason, _) in self.unknown.items():
@@ -200,11 +200,11 @@ class OneSchema(Library[Records]):
         self._made = replace(made, wire_format=wire_format, header=header, only=path.name)
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Return that the schema is known."""
         return False
 
-    def refreshed(self, wanted: Iterable[str] = ()) -> Records:
+    def refresh_schemas(self, wanted: Iterable[str] = ()) -> Records:
         """Return how the values are read, always the same."""
         return self._made
 

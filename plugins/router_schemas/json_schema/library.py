@@ -60,11 +60,11 @@ class Documents(RegistryLibrary[ObjectUse, Objects]):
 
     header: str = VALUE_HEADER
 
-    def use(self, writer: WriterSchema, resolved: ResolvedSchema, origin: SchemaOrigin) -> ObjectUse:
+    def use_of_schema(self, writer: WriterSchema, resolved: ResolvedSchema, origin: SchemaOrigin) -> ObjectUse:
         """Return the use of a writer's schema."""
         return ObjectUse(origin, struct_of_registered(resolved), title_of(resolved))
 
-    def make(self) -> Objects:
+    def combine_uses(self) -> Objects:
         """Return the one struct that all objects are read by; versions that conflict with the oldest are refused."""
         uses = sorted(self.uses.items(), key=lambda item: item[1].origin.age)
         # A version may be used under its id and its GUID: merge it once.

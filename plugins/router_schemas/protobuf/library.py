@@ -14,7 +14,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from router import StartError
-from router_schemas.library import EventMaking, Library, RegistryLibrary, keep, remembered
+from router_schemas.library import EventMaking, Library, RegistryLibrary, keep_used_writers, read_used_writers
 from router_schemas.model import VALUE_HEADER, SchemaOrigin, WriterSchema, schema_file
 from router_schemas.protobuf.decode import MessageReader, reader
 from router_schemas.protobuf.descriptors import (
@@ -79,11 +79,11 @@ def events_of(uses: Mapping[str, MessageUse], reasons: Mapping[str, str], taken:
 class _MessageEvent(EventMaking[str, MessageUse, MessageReader]):
     """The event of Protobuf messages, by their writers' schemas."""
 
-    def merged(self, uses: list[MessageUse]) -> tuple[MergedMessage, Sequence[SchemaConflict]]:
+    def merge_versions(self, uses: list[MessageUse]) -> tuple[MergedMessage, Sequence[SchemaConflict]]:
         first, *_ = merge([use.version for use in uses])
         return first, first.refused
 
-    def reader(self, merged: MergedMessage, fits: Mapping[str, MessageUse]) -> tuple[MessageReader, T.StructType]:
+    def make_reader(self, merged: MergedMessage, fits: Mapping[str, MessageUse]) -> tuple[MessageReader, T.StructType]:
         made = reader(merged)
         return made, made.spark_type
 
@@ -99,7 +99,7 @@ class Messages(RegistryLibrary[MessageUse, Events]):
     """Whether the registry also has records of other formats: those of unknown schemas then have no message index."""
     compiled: dict[int, bytes] = field(default_factory=dict)
 
-    def use(self, writer: WriterSchema, resolved: ResolvedSchema, origin: SchemaOrigin) -> MessageUse:
+    def use_of_schema(self, writer: WriterSchema, resolved: ResolvedSchema, origin: SchemaOrigin) -> MessageUse:
         """Return the message of a writer's schema."""
         schema_id = resolved.schema.id
         if schema_id not in self.compiled:
@@ -113,7 +113,7 @@ class Messages(RegistryLibrary[MessageUse, Events]):
             name = name_at(files, writer.path)
         return MessageUse.of(origin, files, name)
 
-    def make(self) -> Events:
+    def combine_uses(self) -> Events:
         """Return one reader per message, and the reader of each schema."""
         made = events_of(self.uses, self.reasons, self.taken)
         made = replace(made, header=self.header, absence=self.schemas.absence)
@@ -136,7 +136,7 @@ class Files:
     descriptors: bytes
 
     @staticmethod
-    def read(path: Path) -> Files:
+    def read_file(path: Path) -> Files:
         """Return the messages of a .proto file, or of a file that holds a FileDescriptorSet; raise StartError."""
         try:
             with schema_file(path):
@@ -144,7 +144,7 @@ class Files:
         except CompilerError as error:
             raise StartError(f"schema file {path}: {error}") from error
 
-    def use(self, message: str) -> MessageUse:
+    def use_of_message(self, message: str) -> MessageUse:
         """Return a message by its full name; raise StartError."""
         try:
             return MessageUse.of(SchemaOrigin(self.label), self.descriptors, message)
@@ -158,7 +158,7 @@ class OneMessage(Library[Events]):
     settled: ClassVar[bool] = True
 
     def __init__(self, files: Files, message: str, wire_format: WireFormat, header: str = VALUE_HEADER) -> None:
-        use = files.use(message)
+        use = files.use_of_message(message)
         writers = [WHOLE]
         if wire_format != "none":
             writers = [at_index(path) for path in message_indexes_of(files.descriptors, message)]
@@ -169,11 +169,11 @@ class OneMessage(Library[Events]):
         self._made = replace(made, wire_format=wire_format, header=header, only=message)
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Return that the message is known."""
         return False
 
-    def refreshed(self, wanted: Iterable[str] = ()) -> Events:
+    def refresh_schemas(self, wanted: Iterable[str] = ()) -> Events:
         """Return the reading of the message, always the same object."""
         return self._made
 
@@ -189,23 +189,23 @@ class FileMessages(Library[Events]):
         self._memory = memory
         self._faults: dict[str, str] = {}
         self._made: Events | None = None
-        self._learn(remembered(memory, self.KEPT))
+        self._learn_writers(read_used_writers(memory, self.KEPT))
         # The file may have changed since a former run: that it lacks a message now is no fault of a record.
         self._faults.clear()
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Return whether no message was wanted yet."""
         return not self.uses
 
-    def refreshed(self, wanted: Iterable[str] = ()) -> Events:
+    def refresh_schemas(self, wanted: Iterable[str] = ()) -> Events:
         """Return the reading of the messages that were wanted so far."""
-        if self._learn(wanted) or self._made is None:
+        if self._learn_writers(wanted) or self._made is None:
             self._made = events_of(self.uses, self._faults)
-            keep(self._memory, self.KEPT, self.uses)
+            keep_used_writers(self._memory, self.KEPT, self.uses)
         return self._made
 
-    def _learn(self, writers: Iterable[str]) -> bool:
+    def _learn_writers(self, writers: Iterable[str]) -> bool:
         """Learn the messages of writers; return whether one is new."""
         new = {*writers} - self.uses.keys() - self._faults.keys()
         for writer in sorted(new):
@@ -217,8 +217,12 @@ class FileMessages(Library[Events]):
         return bool(new)
 
 
-_TYPES = {"payload": (pa.binary(), ANY), "name": (pa.string(),), "schema_id": (pa.int32(), pa.int64())}
-_TYPE_TEXTS = {"payload": "bytes or a google.protobuf.Any", "name": "a string or an enum", "schema_id": "an integer"}
+_FIELD_TYPES = {"payload": (pa.binary(), ANY), "name": (pa.string(),), "schema_id": (pa.int32(), pa.int64())}
+_FIELD_TYPE_TEXTS = {
+    "payload": "bytes or a google.protobuf.Any",
+    "name": "a string or an enum",
+    "schema_id": "an integer",
+}
 
 
 class Payloads(Library[Wrapped]):
@@ -235,9 +239,9 @@ class Payloads(Library[Wrapped]):
         self._fault = ""
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Return whether no message inside is known yet."""
-        return self._inner.empty
+        return self._inner.is_empty
 
     @property
     def advice(self) -> str:
@@ -247,23 +251,23 @@ class Payloads(Library[Wrapped]):
         return self._fault or "name the wrapper's `messages`, or its `subjects`"
 
     @property
-    def announced(self) -> bool:
+    def announces_schemas(self) -> bool:
         """Return whether messages inside are known before their first record."""
-        outer = self._outer.announced or not self._outer.empty
-        return self._inner.announced or bool(self._messages and outer)
+        outer = self._outer.announces_schemas or not self._outer.is_empty
+        return self._inner.announces_schemas or bool(self._messages and outer)
 
-    def refreshed(self, wanted: Iterable[str] = ()) -> Wrapped:
+    def refresh_schemas(self, wanted: Iterable[str] = ()) -> Wrapped:
         """Return how to read all known messages and the wanted ones."""
         wanted = set(wanted)
         of_payloads = {writer for writer in wanted if writer.startswith(WRAPPED)}
-        outer = self._outer.refreshed(wanted - of_payloads)
+        outer = self._outer.refresh_schemas(wanted - of_payloads)
         wanted_inside = {writer.removeprefix(f"{WRAPPED} ") for writer in of_payloads}
         # A payload names its message in the files of its outer message, unless it has a schema of its own.
         messages = {} if self._fields.schema_id else self._messages_by_schema()
         for schema, full_names in messages.items():
             announced = [name for name in self._messages if name in full_names]
             wanted_inside.update(str(WriterSchema(schema, name)) for name in announced)
-        inner = self._inner.refreshed(wanted_inside)
+        inner = self._inner.refresh_schemas(wanted_inside)
         if self._made is None or self._made.outer is not outer or self._made.inner is not inner:
             self._fault = self._missing_field(outer.event)
             if self._fault and self._outer.settled:
@@ -282,7 +286,7 @@ class Payloads(Library[Wrapped]):
     def _missing_field(self, event: pa.StructType) -> str:
         """Return which field of the configuration no outer message has so far; raise StartError for an unusable one."""
         # More outer messages may come: a missing field may still appear, a field of a wrong type stays wrong.
-        for option, types in _TYPES.items():
+        for option, types in _FIELD_TYPES.items():
             path = getattr(self._fields, option)
             if not path:
                 continue
@@ -291,7 +295,7 @@ class Payloads(Library[Wrapped]):
             if field_type is None:
                 return f"wrapper.{option}: no outer message that is known has the field {name}"
             if field_type not in types:
-                problem = f"must be {_TYPE_TEXTS[option]} of the outer message; it is {field_type}"
+                problem = f"must be {_FIELD_TYPE_TEXTS[option]} of the outer message; it is {field_type}"
                 raise StartError(f"wrapper.{option}: {name} {problem}")
         is_named = bool(self._fields.name or self._fields.schema_id)
         is_any = type_at(event, self._fields.payload) == ANY
