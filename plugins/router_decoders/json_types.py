@@ -29,7 +29,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from router_schemas.json_schema.spark_types import children
+from router_schemas.json_schema.spark_types import child_types
 
 SCALARS: dict[str, pa.DataType] = {
     "string": pa.string(),
@@ -82,7 +82,7 @@ def shape(kind: T.DataType, named: T.DataType | None = None) -> Shape:
         return Shape("decimal", digits=(kind.precision, kind.scale))
     named = named or kind
     fields = []
-    for (name, child), (_, named_child) in zip(children(kind), children(named), strict=True):
+    for (name, child), (_, named_child) in zip(child_types(kind), child_types(named), strict=True):
         fields.append((name, shape(child, named_child)))
     if isinstance(kind, T.StructType):
         assert isinstance(named, T.StructType)

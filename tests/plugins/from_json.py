@@ -16,7 +16,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from router_schemas.json_schema.spark_types import children
+from router_schemas.json_schema.spark_types import child_types
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -151,7 +151,7 @@ def parsed_type(kind: T.DataType) -> T.DataType:
 
 def has_times(kind: T.DataType) -> bool:
     """Say whether anything inside a type is parsed as text and converted."""
-    return isinstance(kind, (T.TimestampType, T.DateType)) or any(has_times(child) for _, child in children(kind))
+    return isinstance(kind, (T.TimestampType, T.DateType)) or any(has_times(child) for _, child in child_types(kind))
 
 
 def converted(parsed: Column, kind: T.DataType) -> Column:

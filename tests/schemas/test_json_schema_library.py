@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from router_schemas.json_schema.merge import MergedObject, ObjectVersion, merge
-from router_schemas.json_schema.registered import MAX_DEPTH, struct_of_registered, struct_of_text
+from router_schemas.json_schema.merge import MergedObject, ObjectVersion, merge_objects
+from router_schemas.json_schema.registered import MAX_DOCUMENT_DEPTH, struct_of_registered, struct_of_text
 from router_schemas.json_schema.spark_types import json_schema_of, struct_of
 from router_schemas.model import RegisteredSchema, ResolvedSchema, table_type
 from tests.light import drawn
@@ -36,7 +36,7 @@ def found(schema: Json, **imports: Json) -> str:
 
 def merged(*schemas: Json) -> MergedObject:
     """Merge versions called v1, v2, ..."""
-    return merge([ObjectVersion(f"v{n}", struct_of(schema)) for n, schema in enumerate(schemas, 1)])
+    return merge_objects([ObjectVersion(f"v{n}", struct_of(schema)) for n, schema in enumerate(schemas, 1)])
 
 
 PLAYER = event(id=kind("string"), level=kind("integer"))
@@ -310,10 +310,10 @@ def test_a_small_schema_cannot_describe_millions_of_columns() -> None:
 
 def test_a_long_way_of_references_is_refused() -> None:
     """Each step is flat, but the struct would not be."""
-    levels = {f"t{n}": event(x={"$ref": f"#/$defs/t{n + 1}"}) for n in range(MAX_DEPTH)}
+    levels = {f"t{n}": event(x={"$ref": f"#/$defs/t{n + 1}"}) for n in range(MAX_DOCUMENT_DEPTH)}
 
     with pytest.raises(ValueError, match="deep"):
-        found({**event(a={"$ref": "#/$defs/t0"}), "$defs": {**levels, f"t{MAX_DEPTH}": kind("string")}})
+        found({**event(a={"$ref": "#/$defs/t0"}), "$defs": {**levels, f"t{MAX_DOCUMENT_DEPTH}": kind("string")}})
 
 
 def test_ten_megabytes_are_read() -> None:
@@ -408,7 +408,7 @@ def test_the_finding_names_the_version_that_shaped_the_field() -> None:
 def test_nothing_to_merge_is_refused() -> None:
     """An empty struct would decode every record to nothing."""
     with pytest.raises(ValueError, match="no schema"):
-        merge([])
+        merge_objects([])
 
 
 def test_a_table_gets_names_that_delta_takes_in_their_places() -> None:
@@ -462,14 +462,14 @@ def test_a_merged_struct_holds_every_version_in_it(found: list[T.StructType]) ->
     """A version that is said to be in it and is not would lose its rows."""
     versions = [ObjectVersion(f"v{n}", struct_of(json_schema_of(struct))) for n, struct in enumerate(found)]
 
-    both = merge(versions)
+    both = merge_objects(versions)
 
     assert both.labels[0] == "v0"
     assert {conflict.new for conflict in both.conflicts} == {version.label for version in versions} - {*both.labels}
     for version in versions:
         assert holds(both.struct, version.struct) == (version.label in both.labels)
     kept = [version for version in versions if version.label in both.labels]
-    assert merge([*kept, *kept]).struct == both.struct
+    assert merge_objects([*kept, *kept]).struct == both.struct
     names = [name.lower() for name in both.struct.fieldNames()]
     assert len(set(names)) == len(names)
 
@@ -495,7 +495,7 @@ TAKEN = {
 )
 def test_fields_of_another_format_keep_their_types(schema: Json, expected: str) -> None:
     """A column that changes with the format would be no column."""
-    both = merge([ObjectVersion("v1", struct_of(schema))], TAKEN)
+    both = merge_objects([ObjectVersion("v1", struct_of(schema))], TAKEN)
 
     assert (both.struct.simpleString(), both.conflicts) == (expected, ())
 
@@ -515,7 +515,7 @@ def test_fields_of_another_format_keep_their_types(schema: Json, expected: str) 
 )
 def test_what_another_format_brought_is_not_changed(schema: Json, path: str, what: str) -> None:
     """Both are named, for whoever repairs it has to know which two to look at."""
-    both = merge(
+    both = merge_objects(
         [ObjectVersion("v1", struct_of(schema)), ObjectVersion("v2", struct_of(event(new=kind("string"))))], TAKEN
     )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql import types as T
 
-from router_schemas.json_schema.merge import ObjectVersion, merge
+from router_schemas.json_schema.merge import ObjectVersion, merge_objects
 from router_schemas.json_schema.registered import struct_of_registered, title_of
 from router_schemas.library import RegistryLibrary
 from router_schemas.model import VALUE_HEADER, SchemaInfo, SchemaOrigin, WriterSchema, refusals
@@ -70,7 +70,7 @@ class Documents(RegistryLibrary[ObjectUse, Objects]):
         # A version may be used under its id and its GUID: merge it once.
         structs = {use.origin.label: use.struct for _, use in uses}
         versions = [ObjectVersion(label, struct) for label, struct in structs.items()]
-        merged = merge(versions or [ObjectVersion("", T.StructType())], self.taken)
+        merged = merge_objects(versions or [ObjectVersion("", T.StructType())], self.taken)
         refused = refusals(merged.conflicts)
 
         written: dict[bytes, SchemaInfo] = {}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from router_schemas.model import Taken
 
 
-NUMBERS = {T.LongType(), T.DoubleType()}
+NUMBER_TYPES = {T.LongType(), T.DoubleType()}
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class MergedObject:
     origins: dict[str, str] = field(default_factory=dict)
 
 
-def merge(versions: Sequence[ObjectVersion], taken: Taken | None = None) -> MergedObject:
+def merge_objects(versions: Sequence[ObjectVersion], taken: Taken | None = None) -> MergedObject:
     """Merge the versions of one event, oldest first; raise ValueError if there is none.
 
     A version that conflicts with those before it is left out, and all its conflicts are returned. Versions that are
@@ -65,7 +65,7 @@ def merge(versions: Sequence[ObjectVersion], taken: Taken | None = None) -> Merg
     names: set[str] = set()
     for version in versions:
         fold = _Fold(version.label, origins)
-        merged = fold.struct(struct, version.struct, "")
+        merged = fold.merge_structs(struct, version.struct, "")
         fold.refuse_changes(taken, version.struct, merged)
         if fold.conflicts:
             conflicts += fold.conflicts
@@ -87,7 +87,7 @@ class _Fold:
         self.origins = dict(origins)
         self.conflicts: list[SchemaConflict] = []
 
-    def struct(self, old: T.StructType, new: T.StructType, path: str) -> T.StructType:
+    def merge_structs(self, old: T.StructType, new: T.StructType, path: str) -> T.StructType:
         """Return a struct with the fields of both, former ones first."""
         before = f"{path}." if path else ""
         kinds = {column.name: column.dataType for column in old}
@@ -98,11 +98,11 @@ class _Fold:
             spelling = names.setdefault(name.lower(), name)
             if spelling != name:
                 difference = f"it differs from {spelling!r} by case only, and columns cannot"
-                self.refuse(column_path, difference, before + spelling)
+                self.add_conflict(column_path, difference, before + spelling)
             elif name in kinds:
-                kinds[name] = self.merged(kinds[name], column.dataType, column_path)
+                kinds[name] = self.merge_types(kinds[name], column.dataType, column_path)
             else:
-                kinds[name] = self.adopted(column.dataType, column_path)
+                kinds[name] = self.adopt_type(column.dataType, column_path)
                 self.origins[column_path] = self.label
         return T.StructType([T.StructField(name, kind) for name, kind in kinds.items()])
 
@@ -113,42 +113,42 @@ class _Fold:
             column_name = REFUSED.sub("_", name)
             if name in taken and merged[name].dataType != taken[name][0]:
                 kind, self.origins[name] = taken[name]
-                another = "another " if _shown(kind) == _shown(column.dataType) else ""
-                self.refuse(name, f"{_shown(kind)} became {another}{_shown(column.dataType)}")
+                another = "another " if _describe_type(kind) == _describe_type(column.dataType) else ""
+                self.add_conflict(name, f"{_describe_type(kind)} became {another}{_describe_type(column.dataType)}")
             elif name not in taken and column_name in taken:
-                self.refuse(name, f"its column would be {column_name!r}, which there is", column_name)
+                self.add_conflict(name, f"its column would be {column_name!r}, which there is", column_name)
 
-    def adopted(self, new: T.DataType, path: str) -> T.DataType:
+    def adopt_type(self, new: T.DataType, path: str) -> T.DataType:
         """Return a type for a place that had none."""
         match new:
             case T.StructType():
-                return self.struct(T.StructType(), new, path)
+                return self.merge_structs(T.StructType(), new, path)
             case T.ArrayType():
-                return T.ArrayType(self.adopted(new.elementType, f"{path}[]"))
+                return T.ArrayType(self.adopt_type(new.elementType, f"{path}[]"))
             case T.MapType():
-                return T.MapType(T.StringType(), self.adopted(new.valueType, f"{path}{{}}"))
+                return T.MapType(T.StringType(), self.adopt_type(new.valueType, f"{path}{{}}"))
         return new
 
-    def merged(self, old: T.DataType, new: T.DataType, path: str) -> T.DataType:
+    def merge_types(self, old: T.DataType, new: T.DataType, path: str) -> T.DataType:
         """Return the type that holds the values of both."""
         match old, new:
             case T.StructType(), T.StructType():
-                return self.struct(old, new, path)
+                return self.merge_structs(old, new, path)
             case T.ArrayType(), T.ArrayType():
-                return T.ArrayType(self.merged(old.elementType, new.elementType, f"{path}[]"))
+                return T.ArrayType(self.merge_types(old.elementType, new.elementType, f"{path}[]"))
             case T.MapType(), T.MapType():
-                return T.MapType(T.StringType(), self.merged(old.valueType, new.valueType, f"{path}{{}}"))
+                return T.MapType(T.StringType(), self.merge_types(old.valueType, new.valueType, f"{path}{{}}"))
             case ((T.IntegerType() | T.DecimalType()), T.LongType()):  # the numbers of another format
                 return old
         if old == new:
             return old
-        if {old, new} == NUMBERS:
+        if {old, new} == NUMBER_TYPES:
             self.origins[path] = self.label
             return T.DoubleType()
-        self.refuse(path, f"{_shown(old)} became {_shown(new)}")
+        self.add_conflict(path, f"{_describe_type(old)} became {_describe_type(new)}")
         return old
 
-    def refuse(self, path: str, difference: str, other: str = "") -> None:
+    def add_conflict(self, path: str, difference: str, other: str = "") -> None:
         """Note what keeps this version from being merged, and which version shaped that place, or an `other` one."""
         place = other or path
         # The nearest place around it that a version has shaped.
@@ -157,7 +157,7 @@ class _Fold:
         self.conflicts.append(SchemaConflict(path, self.origins.get(place, self.label), self.label, difference))
 
 
-def _shown(kind: T.DataType) -> str:
+def _describe_type(kind: T.DataType) -> str:
     """Return a type in the words of JSON Schema."""
     words = {"bigint": "integer", "double": "number", "struct": "object", "map": "object with any keys"}
     name = kind.simpleString().partition("<")[0]

@@ -35,14 +35,14 @@ from urllib.parse import urldefrag, urljoin
 
 from pyspark.sql import types as T
 
-from router_schemas.json_schema.merge import ObjectVersion, merge
+from router_schemas.json_schema.merge import ObjectVersion, merge_objects
 from router_schemas.json_schema.spark_types import (
     UNIONS,
     TypeMapping,
     Untyped,
+    as_step,
     at_pointer,
     check_types,
-    escaped,
     is_null,
 )
 
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     from router_schemas.model import ResolvedSchema
 
 
-REFERENCES = "$references"
+REFERENCES_KEYWORD = "$references"
 """The keyword under which the references stand in the document of a schema."""
-MAX_DEPTH = 200
-MAX_PARTS = 200_000
+MAX_DOCUMENT_DEPTH = 200
+MAX_OBJECTS = 200_000
 """Objects of a schema with every `$ref` written out: a few lines can name each definition twice in the next."""
 TYPE_KEYWORDS = {"type", "properties", "additionalProperties", "items", "prefixItems", "const", "enum", "$ref", *UNIONS}
 """Keywords that determine the type of a value."""
@@ -76,9 +76,9 @@ def struct_of_text(text: str, imports: Mapping[str, str] | None = None) -> T.Str
     """Return the Spark struct of a schema; `imports` are the texts it may refer to, by the names it uses."""
     names = list(imports or {})
     try:
-        document = _document(text, imports or {})
-        _Size(document).check()
-        struct = ColumnMapping(document).struct()
+        document = _build_document(text, imports or {})
+        _Size(document).check_limits()
+        struct = ColumnMapping(document).root_struct()
         check_types(struct)
         return struct
     except RecursionError:
@@ -87,36 +87,36 @@ def struct_of_text(text: str, imports: Mapping[str, str] | None = None) -> T.Str
         raise ValueError(_with_names(str(error), names)) from None
 
 
-def _document(text: str, imports: Mapping[str, str]) -> object:
+def _build_document(text: str, imports: Mapping[str, str]) -> object:
     """Return one document that refers to itself only."""
-    document = _loaded("#", text)
+    document = _load_json("#", text)
     if not isinstance(document, dict):
         return document
-    if imports and REFERENCES in document:
-        raise ValueError(f"#/{REFERENCES}: this keyword is needed for the schema's references; rename it")
+    if imports and REFERENCES_KEYWORD in document:
+        raise ValueError(f"#/{REFERENCES_KEYWORD}: this keyword is needed for the schema's references; rename it")
 
     # All addresses first: any document may refer to any other.
-    base = _address(document, "")
+    base = _address_of(document, "")
     links = _Links({base: "#"})
-    links.add(document, base, "#", "#")
+    links.add_place(document, base, "#", "#")
     for place, (name, body) in enumerate(imports.items()):
-        pointer = f"#/{REFERENCES}/{place}"
-        other = _loaded(pointer, body)
-        document.setdefault(REFERENCES, []).append(other)
-        own_address = _address(other, urljoin(base, name))
+        pointer = f"#/{REFERENCES_KEYWORD}/{place}"
+        other = _load_json(pointer, body)
+        document.setdefault(REFERENCES_KEYWORD, []).append(other)
+        own_address = _address_of(other, urljoin(base, name))
         for address in (name, urljoin(base, name), own_address):
             links.pointers.setdefault(urldefrag(address).url, pointer)
-        links.add(other, own_address, pointer, pointer)
-    links.follow(document)
+        links.add_place(other, own_address, pointer, pointer)
+    links.resolve_references(document)
     return document
 
 
-def _address(document: object, otherwise: str) -> str:
+def _address_of(document: object, otherwise: str) -> str:
     """Return the address of a document, its `$id` without a fragment; `otherwise` if it has none."""
-    return urljoin(otherwise, urldefrag(_identity(document)).url)
+    return urljoin(otherwise, urldefrag(_document_id(document)).url)
 
 
-def _identity(document: object) -> str:
+def _document_id(document: object) -> str:
     """Return the `$id` of a schema, which draft 4 calls `id`; empty if it has none."""
     if not isinstance(document, Mapping):
         return ""
@@ -138,14 +138,14 @@ class _Links:
         """Pointer to an inner document -> the one to the document around it."""
         self.references: list[tuple[dict[str, Any], str, str]] = []
 
-    def add(self, node: object, base: str, own: str, pointer: str) -> None:
+    def add_place(self, node: object, base: str, own: str, pointer: str) -> None:
         """Take a place with all below it; `base` is the address of its document, and `own` the pointer to that."""
         if isinstance(node, list):
             for place, item in enumerate(node):
-                self.add(item, base, own, f"{pointer}/{place}")
+                self.add_place(item, base, own, f"{pointer}/{place}")
         if not isinstance(node, dict):
             return
-        address, anchor = urldefrag(_identity(node))
+        address, anchor = urldefrag(_document_id(node))
         if address and pointer != own:
             base = urljoin(base, address)
             self.pointers.setdefault(base, pointer)
@@ -157,9 +157,9 @@ class _Links:
         if isinstance(node.get("$ref"), str):
             self.references.append((node, base, own))
         for key, item in node.items():
-            self.add(item, base, own, f"{pointer}/{escaped(key)}")
+            self.add_place(item, base, own, f"{pointer}/{as_step(key)}")
 
-    def follow(self, document: object) -> None:
+    def resolve_references(self, document: object) -> None:
         """Let all references be pointers; those to unknown addresses and anchors stay."""
         for node, base, own in self.references:
             address, _, fragment = node["$ref"].partition("#")
@@ -184,22 +184,22 @@ class _Size:
         self.document = document
         self.sizes: dict[str, int] = {}
 
-    def check(self) -> None:
+    def check_limits(self) -> None:
         """Raise ValueError for a document that is too large or too deep, its references followed."""
-        if self.size(self.document, 0) > MAX_PARTS:
+        if self.size_of_node(self.document, 0) > MAX_OBJECTS:
             raise ValueError(
-                f"#: with its references followed the schema has over {MAX_PARTS} parts; register smaller ones"
+                f"#: with its references followed the schema has over {MAX_OBJECTS} parts; register smaller ones"
             )
 
-    def size(self, node: object, depth: int) -> int:
+    def size_of_node(self, node: object, depth: int) -> int:
         """Return how many objects a place stands for."""
-        if depth > MAX_DEPTH:
-            raise ValueError(f"#: the schema is nested more than {MAX_DEPTH} deep, its references followed")
+        if depth > MAX_DOCUMENT_DEPTH:
+            raise ValueError(f"#: the schema is nested more than {MAX_DOCUMENT_DEPTH} deep, its references followed")
         if isinstance(node, list):
-            return sum(self.size(item, depth + 1) for item in node)
+            return sum(self.size_of_node(item, depth + 1) for item in node)
         if not isinstance(node, Mapping):
             return 0
-        size = 1 + sum(self.size(item, depth + 1) for item in node.values())
+        size = 1 + sum(self.size_of_node(item, depth + 1) for item in node.values())
         reference = node.get("$ref")
         if isinstance(reference, str):
             size += self.size_of_reference(reference, depth)
@@ -209,11 +209,11 @@ class _Size:
         """Return the size of what a reference stands for; a circle counts once, because the mapping ends it."""
         if reference not in self.sizes:
             self.sizes[reference] = 0  # for a circle that comes back here
-            self.sizes[reference] = self.size(at_pointer(self.document, reference), depth + 1)
+            self.sizes[reference] = self.size_of_node(at_pointer(self.document, reference), depth + 1)
         return self.sizes[reference]
 
 
-def _loaded(where: str, text: str) -> object:
+def _load_json(where: str, text: str) -> object:
     try:
         return json.loads(text)
     except ValueError as error:
@@ -224,7 +224,7 @@ def _with_names(message: str, names: list[str]) -> str:
     """Return a message with the names of references in place of the pointers to them."""
     # Backwards, because the pointer to place 1 is also the beginning of the one to place 10.
     for place in reversed(range(len(names))):
-        message = message.replace(f"#/{REFERENCES}/{place}", f"{names[place]}#")
+        message = message.replace(f"#/{REFERENCES_KEYWORD}/{place}", f"{names[place]}#")
     return message
 
 
@@ -237,7 +237,7 @@ class ColumnMapping(TypeMapping):
         self.depth = 0
         """Properties, elements and values around a place; an event has none."""
 
-    def inside(self, node: object, pointer: str, trail: tuple[str, ...]) -> T.DataType:
+    def type_below(self, node: object, pointer: str, trail: tuple[str, ...]) -> T.DataType:
         """Return the type of a property, of elements or of a map's values; a text if there is none."""
         self.depth += 1
         try:
@@ -250,8 +250,8 @@ class ColumnMapping(TypeMapping):
     def type_at(self, node: object, pointer: str, trail: tuple[str, ...]) -> T.DataType:
         """Return the type of one schema."""
         self.parts += 1
-        if self.parts > MAX_PARTS:
-            raise ValueError(f"#: the schema describes over {MAX_PARTS} parts; register smaller ones")
+        if self.parts > MAX_OBJECTS:
+            raise ValueError(f"#: the schema describes over {MAX_OBJECTS} parts; register smaller ones")
         if not isinstance(node, Mapping) or "$ref" in node or not any(union in node for union in UNIONS):
             return super().type_at(node, pointer, trail)
 
@@ -262,13 +262,13 @@ class ColumnMapping(TypeMapping):
                 kinds.append(super().type_at(own, pointer, trail))
         for union in UNIONS:
             if union in node:
-                kinds += self.members(node[union], f"{pointer}/{union}", trail)
+                kinds += self.member_types(node[union], f"{pointer}/{union}", trail)
         events = [kind for kind in kinds if isinstance(kind, T.StructType)]
         if events and not self.depth:
             return _common_event(events)
         return _common_type(kinds, pointer)
 
-    def members(self, members: object, pointer: str, trail: tuple[str, ...]) -> list[T.DataType]:
+    def member_types(self, members: object, pointer: str, trail: tuple[str, ...]) -> list[T.DataType]:
         """Return the types of the members of a union; those that only restrict have none."""
         if not isinstance(members, Sequence) or isinstance(members, str):
             raise ValueError(f"{pointer}: a list of schemas is needed")
@@ -293,7 +293,7 @@ def _common_type(kinds: list[T.DataType], pointer: str) -> T.DataType:
     """Return the type that holds the values of all."""
     if not kinds:
         raise Untyped(f"{pointer}: it does not say what the value is")
-    merged = merge([ObjectVersion("", T.StructType([T.StructField("it", kind)])) for kind in kinds])
+    merged = merge_objects([ObjectVersion("", T.StructType([T.StructField("it", kind)])) for kind in kinds])
     for conflict in merged.conflicts:
         raise Untyped(f"{pointer}: a column has one type; {conflict.field.removeprefix('it.')}: {conflict.what}")
     return merged.struct["it"].dataType

@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-SCALARS: dict[str, T.DataType] = {
+SCALAR_TYPES: dict[str, T.DataType] = {
     "string": T.StringType(),
     "integer": T.LongType(),
     "number": T.DoubleType(),
     "boolean": T.BooleanType(),
 }
-FORMATS: dict[str, T.DataType] = {"date-time": T.TimestampType(), "date": T.DateType()}
+FORMAT_TYPES: dict[str, T.DataType] = {"date-time": T.TimestampType(), "date": T.DateType()}
 UNIONS = ("oneOf", "anyOf", "allOf")
-NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+JSON_TYPE_NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 
 
 class Untyped(ValueError):  # noqa: N818 - it says what a schema is
@@ -50,7 +50,7 @@ class Untyped(ValueError):  # noqa: N818 - it says what a schema is
 
 def struct_of(document: object) -> T.StructType:
     """Return the Spark struct of a JSON Schema; raise ValueError naming the JSON pointer of what has none."""
-    return TypeMapping(document).struct()
+    return TypeMapping(document).root_struct()
 
 
 class TypeMapping:
@@ -59,7 +59,7 @@ class TypeMapping:
     def __init__(self, document: object) -> None:
         self.document = document
 
-    def struct(self) -> T.StructType:
+    def root_struct(self) -> T.StructType:
         """Return the struct of the whole document."""
         event = self.type_at(self.document, "#", ())
         if not isinstance(event, T.StructType):
@@ -71,13 +71,13 @@ class TypeMapping:
         if not isinstance(node, Mapping):
             problem = f"a schema is an object here, not {str(node).lower()}; give a type"
             if isinstance(node, bool):  # a good schema: of any value, or of none
-                raise _untyped(pointer, problem)
-            raise _refusal(pointer, problem)
+                raise _untyped_at(pointer, problem)
+            raise _fault_at(pointer, problem)
         if "$ref" in node:
-            return self.referred(str(node["$ref"]), pointer, trail)
+            return self.follow_reference(str(node["$ref"]), pointer, trail)
         for union in UNIONS:
             if union in node:
-                return self.united(union, node[union], pointer, trail)
+                return self.unite_types(union, node[union], pointer, trail)
         name = type_name(node, pointer)
         match name:
             case "object":
@@ -85,32 +85,32 @@ class TypeMapping:
             case "array":
                 return self.array_type(node, pointer, trail)
             case "string":
-                return FORMATS.get(str(node.get("format")), T.StringType())
-        return SCALARS[name]
+                return FORMAT_TYPES.get(str(node.get("format")), T.StringType())
+        return SCALAR_TYPES[name]
 
-    def inside(self, node: object, pointer: str, trail: tuple[str, ...]) -> T.DataType:
+    def type_below(self, node: object, pointer: str, trail: tuple[str, ...]) -> T.DataType:
         """Return the type of a property, of elements or of a map's values."""
         return self.type_at(node, pointer, trail)
 
-    def referred(self, reference: str, pointer: str, trail: tuple[str, ...]) -> T.DataType:
+    def follow_reference(self, reference: str, pointer: str, trail: tuple[str, ...]) -> T.DataType:
         """Follow a reference inside the document."""
         if not reference.startswith("#/") and reference != "#":
-            raise _refusal(pointer, f"{reference!r} cannot be followed; only #/... in this file can")
+            raise _fault_at(pointer, f"{reference!r} cannot be followed; only #/... in this file can")
         if reference in ("#", *trail):
-            raise _untyped(pointer, f"{reference!r} contains itself; a Spark type cannot")
+            raise _untyped_at(pointer, f"{reference!r} contains itself; a Spark type cannot")
         node = at_pointer(self.document, reference)
         if node is None:
-            raise _refusal(pointer, f"there is no {reference!r}")
+            raise _fault_at(pointer, f"there is no {reference!r}")
         return self.type_at(node, reference, (*trail, reference))
 
-    def united(self, union: str, members: object, pointer: str, trail: tuple[str, ...]) -> T.DataType:
+    def unite_types(self, union: str, members: object, pointer: str, trail: tuple[str, ...]) -> T.DataType:
         """Return the one type that the members share, apart from null."""
         if not isinstance(members, Sequence) or not members:
-            raise _refusal(f"{pointer}/{union}", "a list of schemas is needed")
+            raise _fault_at(f"{pointer}/{union}", "a list of schemas is needed")
         kinds: list[T.DataType] = []
         for index, member in enumerate(members):
             if union == "allOf" and index:
-                raise _refusal(f"{pointer}/{union}", "several schemas for one value cannot be merged; write one")
+                raise _fault_at(f"{pointer}/{union}", "several schemas for one value cannot be merged; write one")
             if is_null(member):
                 continue
             kind = self.type_at(member, f"{pointer}/{union}/{index}", trail)
@@ -118,7 +118,7 @@ class TypeMapping:
                 kinds.append(kind)
         if len(kinds) != 1:
             names = " or ".join(kind.simpleString() for kind in kinds)
-            raise _untyped(f"{pointer}/{union}", f"a column has one type, not {names or 'null only'}")
+            raise _untyped_at(f"{pointer}/{union}", f"a column has one type, not {names or 'null only'}")
         return kinds[0]
 
     def object_type(self, node: Mapping[str, Any], pointer: str, trail: tuple[str, ...]) -> T.DataType:
@@ -127,39 +127,39 @@ class TypeMapping:
             return self.struct_type(node["properties"], f"{pointer}/properties", trail)
         rest = node.get("additionalProperties")
         if not isinstance(rest, Mapping):
-            raise _untyped(pointer, "an object needs properties, or a schema as additionalProperties")
-        return T.MapType(T.StringType(), self.inside(rest, f"{pointer}/additionalProperties", trail))
+            raise _untyped_at(pointer, "an object needs properties, or a schema as additionalProperties")
+        return T.MapType(T.StringType(), self.type_below(rest, f"{pointer}/additionalProperties", trail))
 
     def struct_type(self, properties: object, pointer: str, trail: tuple[str, ...]) -> T.StructType:
         """Return a struct with the properties in their order."""
         if not isinstance(properties, Mapping):
-            raise _refusal(pointer, "properties are an object")
-        fields = {name: self.inside(node, f"{pointer}/{escaped(name)}", trail) for name, node in properties.items()}
+            raise _fault_at(pointer, "properties are an object")
+        fields = {name: self.type_below(node, f"{pointer}/{as_step(name)}", trail) for name, node in properties.items()}
         return T.StructType([T.StructField(name, kind) for name, kind in fields.items()])
 
     def array_type(self, node: Mapping[str, Any], pointer: str, trail: tuple[str, ...]) -> T.DataType:
         """Return an array; a tuple has no one type of its elements."""
         items = node.get("items")
         if "prefixItems" in node or not isinstance(items, Mapping):
-            raise _untyped(pointer, "an array needs one schema as items")
-        return T.ArrayType(self.inside(items, f"{pointer}/items", trail))
+            raise _untyped_at(pointer, "an array needs one schema as items")
+        return T.ArrayType(self.type_below(items, f"{pointer}/items", trail))
 
 
 def type_name(node: Mapping[str, Any], pointer: str) -> str:
     """Return the one type of a schema, apart from null."""
-    types = node.get("type", _implied(node))
+    types = node.get("type", _implied_types(node))
     if isinstance(types, str):
         types = [types]
     if not isinstance(types, list):
-        raise _refusal(pointer, f"`type` is a name or a list of names, not {types!r:.50}")
+        raise _fault_at(pointer, f"`type` is a name or a list of names, not {types!r:.50}")
     names = {str(name) for name in types} - {"null"}
     if names == {"integer", "number"}:
         return "number"
     if len(names) != 1:
-        raise _untyped(pointer, f"a column has one type, not {' or '.join(sorted(names)) or 'none'}")
+        raise _untyped_at(pointer, f"a column has one type, not {' or '.join(sorted(names)) or 'none'}")
     name = names.pop()
-    if name not in {*SCALARS, "object", "array"}:
-        raise _refusal(pointer, f"there is no type {name!r} in JSON Schema")
+    if name not in {*SCALAR_TYPES, "object", "array"}:
+        raise _fault_at(pointer, f"there is no type {name!r} in JSON Schema")
     return name
 
 
@@ -192,7 +192,7 @@ def json_schema_of(kind: T.DataType) -> dict[str, Any]:
     return {"type": "string"}
 
 
-def _implied(node: Mapping[str, Any]) -> list[str]:
+def _implied_types(node: Mapping[str, Any]) -> list[str]:
     """Return the types that a schema without `type` implies by its other keywords."""
     if "properties" in node or "additionalProperties" in node:
         return ["object"]
@@ -201,7 +201,7 @@ def _implied(node: Mapping[str, Any]) -> list[str]:
     values = [node["const"]] if "const" in node else node.get("enum")
     if not isinstance(values, list):
         return []
-    return sorted({NAMES.get(type(value), "object") for value in values})
+    return sorted({JSON_TYPE_NAMES.get(type(value), "object") for value in values})
 
 
 def at_pointer(document: object, pointer: str) -> object:
@@ -217,16 +217,16 @@ def at_pointer(document: object, pointer: str) -> object:
     return document
 
 
-def escaped(name: str) -> str:
+def as_step(name: str) -> str:
     """Return a name as a step of a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def _refusal(pointer: str, problem: str) -> ValueError:
+def _fault_at(pointer: str, problem: str) -> ValueError:
     return ValueError(f"{pointer}: {problem}")
 
 
-def _untyped(pointer: str, problem: str) -> ValueError:
+def _untyped_at(pointer: str, problem: str) -> ValueError:
     return Untyped(f"{pointer}: {problem}")
 
 
@@ -242,7 +242,7 @@ def check_types(kind: T.DataType, path: str = "") -> None:
             # `is not` also refuses the same name twice.
             if names.setdefault(name.lower(), name) is not name:
                 raise ValueError(f"{where}: {names[name.lower()]} and {name} differ by case only; columns must not")
-    for name, child in children(kind):
+    for name, child in child_types(kind):
         check_types(child, f"{path}.{name}" if path else name)
 
 
@@ -262,7 +262,7 @@ def _refused_type(kind: T.DataType) -> str:
     return ""
 
 
-def children(kind: T.DataType) -> Iterator[tuple[str, T.DataType]]:
+def child_types(kind: T.DataType) -> Iterator[tuple[str, T.DataType]]:
     """Yield the types inside a type, each with the name of its place: a field, `[]` or `{}`."""
     match kind:
         case T.StructType():

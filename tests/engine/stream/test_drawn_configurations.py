@@ -25,7 +25,7 @@ from router.engine.views.schedule import refresher
 from router.table_names import folded
 from router_decoders import Json
 from router_rules import Sql
-from router_schemas.json_schema.spark_types import children
+from router_schemas.json_schema.spark_types import child_types
 from router_sinks import Delta, Tables, Upsert
 from tests.engine.drawing import Drawing, Record, raw_table
 from tests.engine.parts import Copy, copied
@@ -252,7 +252,7 @@ DIFFERENT = (T.TimestampNTZType, T.DecimalType, T.BinaryType)
 
 def has_any(kind: T.DataType, types: tuple[type[T.DataType], ...]) -> bool:
     """Return whether a type is one of some types, or has one inside."""
-    return isinstance(kind, types) or any(has_any(inner, types) for _, inner in children(kind))
+    return isinstance(kind, types) or any(has_any(inner, types) for _, inner in child_types(kind))
 
 
 class Findings(list[str]):
