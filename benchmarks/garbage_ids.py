@@ -38,7 +38,7 @@ from router.registry import load_registry
 from router_demo.kafka import EmbeddedKafka
 from router_demo.registry import EmbeddedRegistry, subject_in
 from router_schemas.registry_client import AT_ONCE
-from router_schemas.wire_format import pack
+from router_schemas.wire_format import pack_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -152,7 +152,7 @@ def _fill(kafka: EmbeddedKafka, topic: str, blocks: list[list[int]], known: int)
             schema_id = known
             if ids and number % (RECORDS // len(ids)) == 0:
                 schema_id = ids[number // (RECORDS // len(ids))]
-            producer.produce(topic, pack(schema_id, None, b'{"game": "uno"}'), partition=0)
+            producer.produce(topic, pack_value(schema_id, None, b'{"game": "uno"}'), partition=0)
         producer.flush()
 
 

@@ -26,7 +26,7 @@ from router_demo.registry import EmbeddedRegistry, subject_in
 from router_demo.traffic import Traffic
 from router_schemas.model import RegisteredSchema, ResolvedSchema
 from router_schemas.protobuf.descriptors import descriptors, message_of
-from router_schemas.wire_format import prefix
+from router_schemas.wire_format import payload_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -137,7 +137,7 @@ def _prefixes(kind: Kind, versions: int) -> list[bytes]:
     path = (0,) if kind == "PROTOBUF" else None
     with subject_in(registry().url, _framed_subject(kind, versions)) as subject:
         texts = [_text(kind, version) for version in range(1, versions + 1)]
-        return [prefix(subject.register(kind, text), path) for text in texts]
+        return [payload_prefix(subject.register(kind, text), path) for text in texts]
 
 
 def _text(kind: Kind, version: int) -> str:
@@ -212,7 +212,7 @@ class Evolving:
     def register(self, version: int) -> None:
         """Register a version."""
         with subject_in(registry().url, self.subject) as subject:
-            self.prefixes[version] = prefix(subject.register("PROTOBUF", proto_text(version)), (0,))
+            self.prefixes[version] = payload_prefix(subject.register("PROTOBUF", proto_text(version)), (0,))
 
     def values(self, version: int, events: int) -> Iterator[bytes]:
         """Yield values of a version that was registered."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from router_demo.games import GAMES, game_names, gamer_names
 from router_demo.traffic import BAD_NAMES, FRAMED_GARBAGE, concatenate_fields, draw_amounts, draw_ends
-from router_schemas.byte_columns import varint
-from router_schemas.wire_format import prefix
+from router_schemas.byte_columns import encode_varint
+from router_schemas.wire_format import payload_prefix
 
 if TYPE_CHECKING:
     from random import Random
@@ -127,7 +127,7 @@ class AvroValues:
         """Register a version, and render how its events begin and end; only the newest version is held."""
         if version == self._version:
             return
-        start = prefix(self._subject.register("AVRO", schema_text(version)))
+        start = payload_prefix(self._subject.register("AVRO", schema_text(version)))
         members = event_schema(version)["fields"][_FIELDS_OF_THE_HEAD:]
 
         def tail(kind: int, fields: Fields) -> bytes:
@@ -183,4 +183,4 @@ def _encode_primitive(form: str, value: Any) -> bytes:
 
 def _encode_long(number: int) -> bytes:
     """Encode a whole number, seven bits a byte, the sign in the lowest."""
-    return varint(number << 1 if number >= 0 else ~(number << 1))
+    return encode_varint(number << 1 if number >= 0 else ~(number << 1))

@@ -11,10 +11,10 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from router_demo.games import GAMES, game_names, gamer_names
 from router_demo.traffic import BAD_NAMES, FRAMED_GARBAGE, concatenate_fields, draw_amounts, draw_ends
-from router_schemas.byte_columns import varint
+from router_schemas.byte_columns import encode_varint
 from router_schemas.model import RegisteredSchema, ResolvedSchema
 from router_schemas.protobuf.descriptors import descriptors, message_of
-from router_schemas.wire_format import prefix
+from router_schemas.wire_format import payload_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MESSAGE = "games.Event"
 FIRST_COLUMN = 100
 """The number of the field col_foo_1."""
-FRAME = len(prefix(0, (0,)))
+FRAME = len(payload_prefix(0, (0,)))
 _VARINT = 0
 _EIGHT_BYTES = 1
 _LENGTH = 2
@@ -185,7 +185,7 @@ class ProtobufValues:
         """Register a version, and render how its events begin and end; only the newest version is held."""
         if version == self._version:
             return
-        start = prefix(self._subject.register("PROTOBUF", schema_text(version)), (0,))
+        start = payload_prefix(self._subject.register("PROTOBUF", schema_text(version)), (0,))
         self._message = message_class(version)
         self._begins = [start + name for name in self._names]
         self._ends = draw_ends(self._traffic, version, self._tail)
@@ -230,7 +230,7 @@ def _key(number: int, wire_type: int) -> bytes:
 
 def _varint(number: int) -> bytes:
     """Encode a whole number, negative ones in ten bytes: protobuf.dev, "Encoding"."""
-    return varint(number % 2**64)
+    return encode_varint(number % 2**64)
 
 
 def _truncate(event: bytes, random: Random, message: Any) -> bytes:

@@ -191,12 +191,12 @@ def in_turn(befores: Sequence[Callable[[DataFrame], DataFrame]]) -> Callable[[Da
 
 
 def any_format_events(records: pa.RecordBatch, known: AnyFormatRows) -> pa.RecordBatch:
-    """Return `event`, the columns of ADDED and `_unknown`. Runs on executors; never raises on any row."""
+    """Return `event`, ADDED_COLUMNS and `_unknown`. Runs on executors; never raises on any row."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from router_schemas.wire_format import about, framed_rows, schema_bytes, wanted, why
+    from router_schemas.wire_format import event_reasons, framed_rows, schema_bytes, schema_columns, wanted_writers
 
     rows = framed_rows(records, "confluent", known.header, indexed=False)
     written = [known.written.get(schema_bytes(WriterSchema.of(writer))) for writer in rows.writers]
@@ -209,10 +209,10 @@ def any_format_events(records: pa.RecordBatch, known: AnyFormatRows) -> pa.Recor
     # A row without a writer has the group -1: the last one.
     format_of_row = np.array([*formats, None], object)[rows.groups]
     columns = _decode_by_format(records, format_of_row, known)
-    columns["_error"] = pc.coalesce(why(rows, written, absence=known.absence), columns["_error"])
-    columns["_wanted"] = pc.coalesce(wanted(rows, written), columns["_wanted"])
+    columns["_error"] = pc.coalesce(event_reasons(rows, written, absence=known.absence), columns["_error"])
+    columns["_wanted"] = pc.coalesce(wanted_writers(rows, written), columns["_wanted"])
     # A row that no format decodes may still name an id.
-    named_ids = about(rows, written)[0]
+    named_ids = schema_columns(rows, written)[0]
     columns["schema_id"] = pc.coalesce(columns["schema_id"], named_ids)
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
@@ -223,10 +223,10 @@ def _decode_by_format(records: pa.RecordBatch, format_of_row: Any, known: AnyFor
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from router_schemas.wire_format import ADDED, at_rows, widened
+    from router_schemas.wire_format import ADDED_COLUMNS, at_rows, widen_structs
 
     event, unknown = to_arrow_columns(T.StructType([T.StructField("event", known.event), UNKNOWN]))
-    adds = [event, *ADDED, unknown]
+    adds = [event, *ADDED_COLUMNS, unknown]
     decoded: list[pa.StructArray] = []
     rows_of_decoded: list[Any] = []
     for kind, decoding in known.parts.items():
@@ -234,7 +234,7 @@ def _decode_by_format(records: pa.RecordBatch, format_of_row: Any, known: AnyFor
         if len(rows) == 0:
             continue
         added = decoding.function(records.take(pa.array(rows)), decoding.argument)
-        decoded.append(widened(added.to_struct_array(), pa.struct(adds)))
+        decoded.append(widen_structs(added.to_struct_array(), pa.struct(adds)))
         rows_of_decoded.append(rows)
     # Each decoder has returned its rows only: put them back into the order of the records.
     if not decoded:

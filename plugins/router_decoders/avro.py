@@ -122,7 +122,7 @@ class Avro(RegistryDecoder):
         from router_schemas.avro.encode import encoded_event
         from router_schemas.avro.model import single_object_header
         from router_schemas.avro.parser import parse_text
-        from router_schemas.wire_format import pack
+        from router_schemas.wire_format import pack_value
 
         schema_id, file = self.id_and_file(schema)
         parsed = parse_text(file.read_text(encoding="utf-8"))
@@ -131,7 +131,7 @@ class Avro(RegistryDecoder):
             return single_object_header(parsed) + record
         if self.wire_format == "none":
             return record
-        return pack(schema_id, None, record)
+        return pack_value(schema_id, None, record)
 
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode: from_avro before them, and the rest in them."""
@@ -375,24 +375,24 @@ def _schemas_with_decimals(known: Records) -> dict[bytes, tuple[str, str]]:
 
 
 def avro_events(records: pa.RecordBatch, known: AvroRows) -> pa.RecordBatch:
-    """Return `event` and the columns of ADDED, of which `_wanted` is left out if one file reads everything.
+    """Return `event` and ADDED_COLUMNS, of which `_wanted` is left out if one file reads everything.
 
     Needs the columns `value`, `headers` and READ. Runs on executors; never raises on any row.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from router_schemas.wire_format import ADDED, about, wanted, why
+    from router_schemas.wire_format import ADDED_COLUMNS, event_reasons, schema_columns, wanted_writers
 
     rows = _frame_rows(records, known)
     written = [_writer_schema(writer, known) for writer in rows.writers]
     from_avro_results = records.column(READ)
     # What the prefix and the schema tell comes before what from_avro could not read.
     unread = _name_decimals(pc.struct_field(from_avro_results, "reason"), rows, known)
-    reasons = pc.coalesce(why(rows, written, absence=known.absence), unread)
-    added = [reasons, wanted(rows, written), *about(rows, written)]
+    reasons = pc.coalesce(event_reasons(rows, written, absence=known.absence), unread)
+    added = [reasons, wanted_writers(rows, written), *schema_columns(rows, written)]
     columns = {"event": pc.struct_field(from_avro_results, "event")}
-    columns.update(zip(ADDED.names, added, strict=True))
+    columns.update(zip(ADDED_COLUMNS.names, added, strict=True))
     if known.only:
         del columns["_wanted"]
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))

@@ -232,7 +232,7 @@ def events_by_topic(records: pa.RecordBatch, topics: AnyTopicRows) -> pa.RecordB
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from router_schemas.wire_format import at_rows, widened
+    from router_schemas.wire_format import at_rows, widen_structs
 
     topic_column = records.column("topic")
     added_columns = pa.struct(list(to_arrow_columns(topics.adds)))
@@ -251,7 +251,7 @@ def events_by_topic(records: pa.RecordBatch, topics: AnyTopicRows) -> pa.RecordB
             continue
         added = part.decoding.function(_records_of_topic(records, rows, number), part.decoding.argument)
         added = _name_topic_in_wanted(added, part.topic)
-        decoded.append(widened(added.to_struct_array(), added_columns))
+        decoded.append(widen_structs(added.to_struct_array(), added_columns))
         rows_of_decoded.append(rows)
     if topics.dead:
         for row in np.flatnonzero(is_other):

@@ -400,11 +400,11 @@ class JsonSchema(RegistryDecoder):
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
         """Return an event as an object in its wire format. It is not checked against the schema."""
-        from router_schemas.wire_format import pack
+        from router_schemas.wire_format import pack_value
 
         schema_id, _ = self.id_and_file(schema)
         text = json.dumps(event, ensure_ascii=False)
-        return pack(schema_id, None, text.encode())
+        return pack_value(schema_id, None, text.encode())
 
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode."""

@@ -40,7 +40,14 @@ from router_decoders.json_types import (
 )
 from router_decoders.unknown_fields import UnknownInRows, unknown_fields
 from router_schemas.model import WriterSchema
-from router_schemas.wire_format import ADDED, about, framed_rows, schema_bytes, wanted, why
+from router_schemas.wire_format import (
+    ADDED_COLUMNS,
+    event_reasons,
+    framed_rows,
+    schema_bytes,
+    schema_columns,
+    wanted_writers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -494,13 +501,19 @@ class FramedObjects:
 
 
 def framed_events(records: pa.RecordBatch, known: FramedObjects) -> pa.RecordBatch:
-    """Return `event`, the columns of ADDED and `_unknown` for records with the columns of `RAW_SCHEMA`, as `events`."""
+    """Return `event`, ADDED_COLUMNS and `_unknown` for records with the columns of `RAW_SCHEMA`, as `events`."""
     rows = framed_rows(records, "confluent", known.header, indexed=False)
     written = [known.written.get(schema_bytes(WriterSchema.of(writer))) for writer in rows.writers]
-    unread = why(rows, written, absence=known.absence)
+    unread = event_reasons(rows, written, absence=known.absence)
     payloads = rows.payloads
     if unread.null_count < len(unread):
         payloads = pc.if_else(unread.is_valid(), pa.scalar(None, payloads.type), payloads)
     event, reasons, unknown = decode(payloads, known.options)
-    columns = [event, pc.coalesce(unread, reasons), wanted(rows, written), *about(rows, written), unknown]
-    return pa.RecordBatch.from_arrays(columns, names=["event", *ADDED.names, "_unknown"])
+    columns = [
+        event,
+        pc.coalesce(unread, reasons),
+        wanted_writers(rows, written),
+        *schema_columns(rows, written),
+        unknown,
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=["event", *ADDED_COLUMNS.names, "_unknown"])

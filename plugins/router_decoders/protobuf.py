@@ -180,7 +180,7 @@ class Protobuf(RegistryDecoder):
         """Return the message of an event given as in ProtoJSON, in its wire format; with a wrapper the outer one."""
         from router_schemas.protobuf.descriptors import from_file, message_index_of, message_names
         from router_schemas.protobuf.encode import encoded_event
-        from router_schemas.wire_format import pack
+        from router_schemas.wire_format import pack_value
 
         schema_id, file = self.id_and_file(schema)
         files = from_file(file)
@@ -188,7 +188,7 @@ class Protobuf(RegistryDecoder):
         payload = encoded_event(event, files, name)
         if self.wire_format == "none":
             return payload
-        return pack(schema_id, message_index_of(files, name), payload)
+        return pack_value(schema_id, message_index_of(files, name), payload)
 
     def wanted_by(self, records: pa.RecordBatch, known: Any) -> frozenset[str]:
         """Return the schemas and messages that records name and that are not known."""

@@ -100,10 +100,10 @@ class RegistryDecoder(ArrowDecoder):
 
     def wanted_by(self, records: pa.RecordBatch, known: Any) -> frozenset[str]:
         """Return the unknown schemas, by id or GUID, that raw records name in their values and headers."""
-        from router_schemas.wire_format import parse, schema_bytes
+        from router_schemas.wire_format import parse_values, schema_bytes
 
         values = records.column("value")
-        parsed = parse(values, indexed=False, headers=records.column("headers"), header=self.header)
+        parsed = parse_values(values, indexed=False, headers=records.column("headers"), header=self.header)
         return frozenset(str(key.writer) for key in parsed.keys if schema_bytes(key.writer) not in known.written)
 
     def tested(self, schemas: Mapping[str, Sequence[Path]]) -> Self:

@@ -255,11 +255,11 @@ class ToAvro(RegistryEncoder):
         """Return how rows are written with a schema."""
         from router_schemas.avro.model import text_of
         from router_schemas.avro.parser import parse_resolved
-        from router_schemas.wire_format import prefix
+        from router_schemas.wire_format import payload_prefix
 
         value_prefix = b""
         if self.wire_format != "none":
-            value_prefix = prefix(resolved.schema.id)
+            value_prefix = payload_prefix(resolved.schema.id)
         argument = AvroTarget(prefix=value_prefix, schema=text_of(parse_resolved(resolved)), columns=columns)
         _avro_writer(argument)  # raises here, on the driver, if columns and schema do not match
         return Encoding(encode_avro, argument, "Avro")
@@ -347,14 +347,14 @@ class ToProtobuf(RegistryEncoder):
     def written(self, resolved: ResolvedSchema, columns: StructType) -> Encoding:
         """Return how rows are written with a message of a schema."""
         from router_schemas.protobuf.descriptors import descriptors, message_index_of, message_names
-        from router_schemas.wire_format import prefix
+        from router_schemas.wire_format import payload_prefix
 
         files = descriptors(resolved)
         message = self.message or next(iter(message_names(files)), "")
         path = message_index_of(files, message)
         value_prefix = b""
         if self.wire_format != "none":
-            value_prefix = prefix(resolved.schema.id, path)
+            value_prefix = payload_prefix(resolved.schema.id, path)
         argument = ProtobufTarget(prefix=value_prefix, descriptors=files, message=message, columns=columns)
         _protobuf_writer(argument)  # raises here, on the driver, if columns and schema do not match
         return Encoding(encode_protobuf, argument, f"Protobuf message {message}")

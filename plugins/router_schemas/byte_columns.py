@@ -24,14 +24,14 @@ V = TypeVar("V")
 ByteRows: TypeAlias = "list[bytes]"
 Write: TypeAlias = "Callable[[pa.Array], ByteRows]"
 
-_LONGEST = 10
+_MAX_VARINT_BYTES = 10
 """Bytes of the longest varint."""
 
 
-def varint(number: int) -> bytes:
+def encode_varint(number: int) -> bytes:
     """Return a non-negative integer as a varint: seven bits a byte, the lowest first."""
-    if number < len(_SHORT):
-        return _SHORT[number]
+    if number < len(_SMALL_VARINTS):
+        return _SMALL_VARINTS[number]
     groups = bytearray()
     while number > 0x7F:
         groups.append(number & 0x7F | 0x80)
@@ -39,17 +39,17 @@ def varint(number: int) -> bytes:
     return bytes([*groups, number])
 
 
-_SHORT: tuple[bytes, ...] = ()  # empty while `varint` fills it
-_SHORT = tuple(varint(number) for number in range(1 << 12))
+_SMALL_VARINTS: tuple[bytes, ...] = ()  # empty while `encode_varint` fills it
+_SMALL_VARINTS = tuple(encode_varint(number) for number in range(1 << 12))
 """The varints of small numbers: nearly all lengths are among them."""
 
 
-def varints(numbers: NDArray[np.uint64]) -> ByteRows:
+def encode_varints(numbers: NDArray[np.uint64]) -> ByteRows:
     """Return the varint of each number."""
     # All numbers at once: a row of ten bytes for each, of which the first `sizes` count.
-    wide = np.zeros((len(numbers), _LONGEST), np.uint8)
+    wide = np.zeros((len(numbers), _MAX_VARINT_BYTES), np.uint8)
     sizes = np.ones(len(numbers), np.int64)
-    for place in range(_LONGEST):
+    for place in range(_MAX_VARINT_BYTES):
         wide[:, place] = numbers & np.uint64(0x7F)
         numbers = numbers >> np.uint64(7)
         more = numbers != 0
@@ -58,16 +58,16 @@ def varints(numbers: NDArray[np.uint64]) -> ByteRows:
         wide[more, place] |= 0x80
         sizes += more
     raw = wide.tobytes()
-    starts = range(0, len(raw), _LONGEST)
+    starts = range(0, len(raw), _MAX_VARINT_BYTES)
     return [raw[start : start + size] for start, size in zip(starts, sizes.tolist(), strict=True)]
 
 
-def zigzags(numbers: NDArray[np.int64]) -> ByteRows:
+def encode_zigzags(numbers: NDArray[np.int64]) -> ByteRows:
     """Return the varint of each number, with its sign in the lowest bit."""
-    return varints(((numbers << np.int64(1)) ^ (numbers >> np.int64(63))).view(np.uint64))
+    return encode_varints(((numbers << np.int64(1)) ^ (numbers >> np.int64(63))).view(np.uint64))
 
 
-def whole(array: pa.Array) -> NDArray[np.int64]:
+def whole_numbers(array: pa.Array) -> NDArray[np.int64]:
     """Return an array of integers, dates or timestamps as numbers: integers, days or microseconds."""
     if pa.types.is_timestamp(array.type):
         array = array.cast(pa.timestamp("us", array.type.tz)).cast(pa.int64())
@@ -77,36 +77,36 @@ def whole(array: pa.Array) -> NDArray[np.int64]:
     return numbers
 
 
-def fixed(array: pa.Array, kind: str) -> ByteRows:
+def encode_fixed(array: pa.Array, kind: str) -> ByteRows:
     """Return numbers in their fixed width, as numpy names it: `<f8`."""
     raw = array.to_numpy(zero_copy_only=False).astype(kind).tobytes()
     width = np.dtype(kind).itemsize
     return [raw[start : start + width] for start in range(0, len(raw), width)]
 
 
-def booleans(array: pa.Array) -> ByteRows:
+def encode_booleans(array: pa.Array) -> ByteRows:
     """Return a byte for each value, 0 or 1."""
     return [b"\1" if value else b"\0" for value in array.to_pylist()]
 
 
-def texts(array: pa.Array, path: str) -> ByteRows:
+def encode_texts(array: pa.Array, path: str) -> ByteRows:
     """Return the bytes of texts. They must be UTF-8, which Spark does not check."""
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:
         raise ValueError(f"field {path}: the text is not UTF-8") from None
     if pa.types.is_large_string(array.type):
-        return blobs(array.cast(pa.large_binary()))
-    return blobs(array.cast(pa.binary()))
+        return binary_values(array.cast(pa.large_binary()))
+    return binary_values(array.cast(pa.binary()))
 
 
-def blobs(array: pa.Array) -> ByteRows:
+def binary_values(array: pa.Array) -> ByteRows:
     """Return the values of a binary array."""
     values: ByteRows = array.to_pylist()
     return values
 
 
-def unscaled(array: pa.Array) -> list[int]:
+def unscaled_integers(array: pa.Array) -> list[int]:
     """Return decimals as integers, without their point."""
     if not len(array):
         return []
@@ -116,7 +116,7 @@ def unscaled(array: pa.Array) -> list[int]:
     return [int.from_bytes(raw[start : start + 16], "little", signed=True) for start in range(0, len(raw), 16)]
 
 
-def joined(columns: Sequence[ByteRows], rows: int) -> ByteRows:
+def join_rows(columns: Sequence[ByteRows], rows: int) -> ByteRows:
     """Return what columns write, joined row by row; without columns, empty bytes for each of the `rows`."""
     if not columns:
         return [b""] * rows
@@ -131,7 +131,7 @@ def or_null(array: pa.Array, write: Callable[[pa.Array], list[V]], null: V) -> l
     return [next(written) if valid else null for valid in array.is_valid().to_pylist()]
 
 
-def ends(array: pa.Array) -> list[int]:
+def list_bounds(array: pa.Array) -> list[int]:
     """Return where the lists (or maps) of an array begin, and where the last one ends, counted from the first."""
     offsets = np.asarray(array.offsets)
     if not len(offsets):
@@ -140,17 +140,17 @@ def ends(array: pa.Array) -> list[int]:
     return from_first
 
 
-def elements(array: pa.Array) -> pa.Array:
+def list_elements(array: pa.Array) -> pa.Array:
     """Return the values of all lists of an array, one behind the other."""
-    return _used(array, array.values)
+    return _used_part(array, array.values)
 
 
-def entries(array: pa.Array) -> tuple[pa.Array, pa.Array]:
+def map_entries(array: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Return the keys and the values of all maps of an array."""
-    return _used(array, array.keys), _used(array, array.items)
+    return _used_part(array, array.keys), _used_part(array, array.items)
 
 
-def _used(array: pa.Array, child: pa.Array) -> pa.Array:
+def _used_part(array: pa.Array, child: pa.Array) -> pa.Array:
     """Return the part of a child array that the lists of an array refer to: a slice shares its child with others."""
     if not len(array):
         return child[:0]
@@ -159,13 +159,13 @@ def _used(array: pa.Array, child: pa.Array) -> pa.Array:
     return child.slice(first, last - first)
 
 
-def within(numbers: NDArray[np.int64], least: int, most: int, path: str, fault: str) -> None:
+def check_bounds(numbers: NDArray[np.int64], least: int, most: int, path: str, fault: str) -> None:
     """Raise ValueError with `fault` if a number is outside its bounds."""
     if len(numbers) and (int(numbers.min()) < least or int(numbers.max()) > most):
         raise ValueError(f"field {path}: {fault}")
 
 
-def full(array: pa.Array, path: str, fault: str) -> pa.Array:
+def refuse_nulls(array: pa.Array, path: str, fault: str) -> pa.Array:
     """Return an array that must not have nulls; raise ValueError with `fault` if it has."""
     if array.null_count:
         raise ValueError(f"field {path}: {fault}")

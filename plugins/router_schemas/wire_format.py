@@ -9,9 +9,9 @@ Only Protobuf has the message index, which names a message of a .proto file: a c
 file's root down the nesting, each a zigzag varint; `00` is short for the first message. With the header form the value
 is the bare payload. Source: docs.confluent.io, Schema Registry, "Formats, Serializers, Deserializers".
 
-`framed_rows` finds the schema and the payload of every record. The columns ADDED next to an event contain its writer's
+`framed_rows` finds the schema and the payload of every record. ADDED_COLUMNS, next to an event, contain its writer's
 schema, or why there is no event. In the functions that make these columns, `written` has an object with the attributes
-of ABOUT and `reason` for each of the `writers`, or None if nothing is known of its schema.
+of SCHEMA_COLUMNS and `reason` for each of the `writers`, or None if nothing is known of its schema.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from router import to_spark_columns
-from router_schemas.byte_columns import varint
+from router_schemas.byte_columns import encode_varint
 from router_schemas.model import FIRST, VALUE_HEADER, WriterSchema, dotted
 
 if TYPE_CHECKING:
@@ -40,24 +40,24 @@ if TYPE_CHECKING:
 
 
 FINE, CUT, RANGE, DEEP = range(4)
-PROBLEMS = (
+INDEX_PROBLEMS = (
     "wire format: the bytes end within the message index",
     "wire format: an index of the message is negative or too large",
     "wire format: the message index is too long",
 )
 """What is wrong, for CUT, RANGE and DEEP in turn."""
 
-DEEPEST = 32
+MAX_INDEX_POSITIONS = 32
 """Positions that a message index may have; compilers nest messages no deeper than that."""
-_VARINT = 5
+_MAX_NUMBER_BYTES = 5
 """Bytes that a 32-bit varint may have."""
-_LONGEST = (1 + DEEPEST) * _VARINT
-_WINDOW = 8
+_MAX_INDEX_BYTES = (1 + MAX_INDEX_POSITIONS) * _MAX_NUMBER_BYTES
+_WINDOW_BYTES = 8
 MessageIndex = tuple[int, ...]
 
 
-FRAMED, NULL, EMPTY, SHORT, MAGIC, ID, HEADER = range(7)
-REASONS = (
+FRAMED, NULL, EMPTY, TOO_SHORT, MAGIC, BAD_ID, HEADER = range(7)
+STATUS_REASONS = (
     None,
     None,
     "wire format: the value is empty",
@@ -65,12 +65,12 @@ REASONS = (
     "wire format: the value does not start with the magic byte 0",
     "wire format: the schema id is negative",
     "wire format: the header with the schema's GUID is not 01 and 16 bytes",
-    *PROBLEMS,
+    *INDEX_PROBLEMS,
 )
 """The reason of each status; FRAMED and NULL (a tombstone, which names no schema) have none."""
 
-_PREFIX = 5
-_GUID = 17
+_PREFIX_BYTES = 5
+_GUID_HEADER_BYTES = 17
 _TO_THE_END = 2**31 - 1
 """Where a payload stops; pyarrow 26 fails on large arrays when this is left out."""
 
@@ -93,9 +93,9 @@ class SchemaKey:
 class ParsedValues:
     """The schemas that the prefixes and headers of one array of values name, row by row.
 
-    `status`: FRAMED, NULL, or the position of a reason in REASONS. `groups`: the position in `keys`, -1 unless FRAMED.
-    `ids`: the schema id, -1 if none was read; a row with a bad message index still has one. `starts`: where the
-    payload starts in the value.
+    `status`: FRAMED, NULL, or the position of a reason in STATUS_REASONS. `groups`: the position in `keys`, -1 unless
+    FRAMED. `ids`: the schema id, -1 if none was read; a row with a bad message index still has one. `starts`: where
+    the payload starts in the value.
     """
 
     status: NDArray[np.uint8]
@@ -107,7 +107,7 @@ class ParsedValues:
     @property
     def reasons(self) -> pa.StringArray:
         """Return why a row names no schema; null if it does, and for tombstones."""
-        return pa.array(REASONS, pa.string()).take(pa.array(self.status))
+        return pa.array(STATUS_REASONS, pa.string()).take(pa.array(self.status))
 
 
 @dataclass(frozen=True)
@@ -130,11 +130,11 @@ class _Bytes:
         starts = all_offsets[array.offset : array.offset + len(array) + 1].astype(np.int64)
         return _Bytes(np.frombuffer(data or b"", np.uint8), starts[:-1], starts[1:], valid)
 
-    def rows(self, chosen: NDArray[np.int64] | NDArray[np.bool_]) -> _Bytes:
+    def select_rows(self, chosen: NDArray[np.int64] | NDArray[np.bool_]) -> _Bytes:
         return _Bytes(self.data, self.begins[chosen], self.ends[chosen], self.valid[chosen])
 
 
-def parse(
+def parse_values(
     values: pa.BinaryArray,
     indexed: bool | Collection[int | bytes],
     headers: pa.ListArray | None = None,
@@ -149,30 +149,30 @@ def parse(
     column = _Bytes.of(values)
     status, ids = _read_prefixes(column)
     groups, keys = _group_by_id(ids, status == FRAMED)
-    starts = np.where(status == FRAMED, _PREFIX, 0).astype(np.int64)
+    starts = np.where(status == FRAMED, _PREFIX_BYTES, 0).astype(np.int64)
     by_prefix = np.flatnonzero(status == FRAMED)
     # The bytes in which a message index may follow: headers behind their GUID, values behind their prefix.
     sources: list[tuple[Rows, _Bytes, int]] = []
     if headers is not None:
         rows, guids = _guid_headers(headers, header, status)
-        good = guids.valid & (guids.ends - guids.begins >= _GUID)
+        good = guids.valid & (guids.ends - guids.begins >= _GUID_HEADER_BYTES)
         good[good] = guids.data[guids.begins[good]] == 1
         # A header outranks a prefix, also if the header is broken.
         status[rows] = np.where(good, FRAMED, HEADER)
         ids[rows] = -1
         starts[rows] = 0
         groups[rows] = -1
-        groups[rows[good]] = _group_by_guid(guids.rows(good), keys)
+        groups[rows[good]] = _group_by_guid(guids.select_rows(good), keys)
         by_prefix = by_prefix[~np.isin(by_prefix, rows)]
-        sources.append((rows[good], guids.rows(good), _GUID))
-    sources.append((by_prefix, column.rows(by_prefix), _PREFIX))
+        sources.append((rows[good], guids.select_rows(good), _GUID_HEADER_BYTES))
+    sources.append((by_prefix, column.select_rows(by_prefix), _PREFIX_BYTES))
     parsed = ParsedValues(status, groups, ids, starts, tuple(keys))
     if indexed is False:
         return parsed
     return _with_paths(parsed, sources, indexed)
 
 
-def payloads(values: pa.BinaryArray, parsed: ParsedValues) -> pa.BinaryArray:
+def payloads_of(values: pa.BinaryArray, parsed: ParsedValues) -> pa.BinaryArray:
     """Return what follows the prefixes; null if a row names no schema."""
     framed = parsed.status == FRAMED
     starts = np.unique(parsed.starts[framed])
@@ -191,16 +191,16 @@ def payloads(values: pa.BinaryArray, parsed: ParsedValues) -> pa.BinaryArray:
     return at_rows(parts, rows, len(values))
 
 
-def prefix(schema_id: int, path: Sequence[int] | None = None) -> bytes:
+def payload_prefix(schema_id: int, path: Sequence[int] | None = None) -> bytes:
     """Return the bytes to put before a payload; `path` for Protobuf only. Raises ValueError for an impossible id."""
     if not 0 <= schema_id < 2**31:
         raise ValueError(f"a schema id is a number from 0 to 2147483647, not {schema_id}")
     return struct.pack(">bI", 0, schema_id) + (b"" if path is None else encoded_index(path))
 
 
-def pack(schema_id: int, path: Sequence[int] | None, payload: bytes) -> bytes:
+def pack_value(schema_id: int, path: Sequence[int] | None, payload: bytes) -> bytes:
     """Return a whole value; `path` for Protobuf only. Raises ValueError for an impossible id."""
-    return prefix(schema_id, path) + payload
+    return payload_prefix(schema_id, path) + payload
 
 
 def guid_header(guid: UUID, path: Sequence[int] | None = None) -> bytes:
@@ -213,14 +213,14 @@ def schema_bytes(writer: WriterSchema) -> bytes:
     assert writer.schema is not None
     if isinstance(writer.schema, UUID):
         return guid_header(writer.schema)
-    return prefix(writer.schema)
+    return payload_prefix(writer.schema)
 
 
 def _read_prefixes(column: _Bytes) -> tuple[NDArray[np.uint8], Rows]:
     """Return the status and the schema id of every row, by its first five bytes."""
     sizes = column.ends - column.begins
     # Each line outranks those before it: an empty value is short as well, and a null is empty as well.
-    status = np.where(sizes < _PREFIX, SHORT, FRAMED).astype(np.uint8)
+    status = np.where(sizes < _PREFIX_BYTES, TOO_SHORT, FRAMED).astype(np.uint8)
     status[sizes == 0] = EMPTY
     status[~column.valid] = NULL
     rows = np.flatnonzero(status == FRAMED)
@@ -228,10 +228,10 @@ def _read_prefixes(column: _Bytes) -> tuple[NDArray[np.uint8], Rows]:
     rows = np.flatnonzero(status == FRAMED)
     ids = np.full(len(sizes), -1, np.int64)
     numbers = np.zeros(len(rows), np.int64)
-    for byte in range(1, _PREFIX):
+    for byte in range(1, _PREFIX_BYTES):
         numbers = numbers << 8 | column.data[column.begins[rows] + byte]
     ids[rows] = np.where(numbers < 2**31, numbers, -1)
-    status[rows[numbers >= 2**31]] = ID
+    status[rows[numbers >= 2**31]] = BAD_ID
     return status, ids
 
 
@@ -244,7 +244,7 @@ def _group_by_id(ids: Rows, framed: NDArray[np.bool_]) -> tuple[Rows, list[Schem
 
 def _group_by_guid(headers: _Bytes, keys: list[SchemaKey]) -> Rows:
     """Return the groups of rows by the GUID in their header; adds the new keys to `keys`."""
-    guids = headers.data[headers.begins[:, None] + np.arange(1, _GUID)]
+    guids = headers.data[headers.begins[:, None] + np.arange(1, _GUID_HEADER_BYTES)]
     flat = pa.py_buffer(np.ascontiguousarray(guids))
     coded = pa.Array.from_buffers(pa.binary(16), len(guids), [None, flat]).dictionary_encode()
     groups = np.asarray(coded.indices, np.int64) + len(keys)
@@ -265,7 +265,7 @@ def _guid_headers(headers: pa.ListArray, header: str, status: NDArray[np.uint8])
     last[rows] = hits  # hits ascend, so the last of a row's stays
     last[~headers.is_valid().to_numpy(zero_copy_only=False) | (status == NULL)] = -1
     with_header = np.flatnonzero(last >= 0)
-    return with_header, _Bytes.of(entries.field("value")).rows(last[with_header])
+    return with_header, _Bytes.of(entries.field("value")).select_rows(last[with_header])
 
 
 def _with_paths(
@@ -283,10 +283,10 @@ def _with_paths(
     for source_rows, source, skip in sources:
         chosen = has_index[parsed.groups[source_rows]]
         rows = source_rows[chosen]
-        raw = source.rows(chosen)
+        raw = source.select_rows(chosen)
         row_codes, sizes, problems = indexes_at(raw.data, raw.begins + skip, raw.ends, codes)
         paths[rows] = row_codes + 1
-        if skip == _PREFIX:  # with a header the whole value is the payload
+        if skip == _PREFIX_BYTES:  # with a header the whole value is the payload
             starts[rows] += sizes
         status[rows] = np.where(problems, problems + HEADER, FRAMED)
 
@@ -312,11 +312,11 @@ def _has_index(key: SchemaKey, indexed: bool | Collection[int | bytes]) -> bool:
 
 def encoded_index(path: Sequence[int]) -> bytes:
     """Return the bytes of a message index; raise ValueError for one that no message can have."""
-    if not 0 < len(path) <= DEEPEST or any(not 0 <= index < 2**31 for index in path):
-        raise ValueError(f"a message index has 1 to {DEEPEST} positions from 0 on, not {tuple(path)}")
+    if not 0 < len(path) <= MAX_INDEX_POSITIONS or any(not 0 <= index < 2**31 for index in path):
+        raise ValueError(f"a message index has 1 to {MAX_INDEX_POSITIONS} positions from 0 on, not {tuple(path)}")
     if tuple(path) == FIRST:
         return b"\0"
-    return b"".join(varint(number << 1) for number in (len(path), *path))
+    return b"".join(encode_varint(number << 1) for number in (len(path), *path))
 
 
 def read_index(raw: bytes) -> tuple[int, MessageIndex, int]:
@@ -330,7 +330,7 @@ def read_index(raw: bytes) -> tuple[int, MessageIndex, int]:
             return problem, (), 0
         numbers.append(value)
         count = 1 + numbers[0]
-        if count > 1 + DEEPEST:
+        if count > 1 + MAX_INDEX_POSITIONS:
             return DEEP, (), 0
     return FINE, tuple(numbers[1:]) or FIRST, position
 
@@ -371,19 +371,19 @@ def _group_equal(
         return []
     # A window of eight bytes is one number, so that numpy can find the distinct ones. It holds an index if that has at
     # most seven positions, each of one byte; bytes behind the index are set to zero.
-    columns = np.arange(_WINDOW)
+    columns = np.arange(_WINDOW_BYTES)
     cells = np.minimum(begins[:, None] + columns, len(data) - 1)
     inside = columns <= (data[begins] >> 1)[:, None]
     window = np.where(inside, data[cells], 0).astype(np.uint8)
     size = 1 + (data[begins] >> 1).astype(np.int64)
-    short = (size <= np.minimum(_WINDOW, ends - begins)) & (window < 128).all(axis=1)
+    short = (size <= np.minimum(_WINDOW_BYTES, ends - begins)) & (window < 128).all(axis=1)
     groups: list[tuple[bytes, NDArray[np.int64]]] = []
     short_rows = np.flatnonzero(short)
     words, codes = np.unique(window[short_rows].view(np.uint64).ravel(), return_inverse=True)
     for code, word in enumerate(words):
         groups.append((word.tobytes(), short_rows[codes == code]))
     for row in np.flatnonzero(~short):
-        stop = min(int(ends[row]), int(begins[row]) + _LONGEST)
+        stop = min(int(ends[row]), int(begins[row]) + _MAX_INDEX_BYTES)
         groups.append((data[begins[row] : stop].tobytes(), np.array([row])))
     return groups
 
@@ -391,7 +391,7 @@ def _group_equal(
 def _read_number(raw: bytes, start: int) -> tuple[int, int, int]:
     """Return (FINE, the number, where the next one starts), or a problem."""
     value = 0
-    for size in range(_VARINT):
+    for size in range(_MAX_NUMBER_BYTES):
         if start + size >= len(raw):
             return CUT, 0, 0
         byte = raw[start + size]
@@ -407,10 +407,10 @@ def _read_number(raw: bytes, start: int) -> tuple[int, int, int]:
 
 
 WireFormat = Literal["confluent", "none"]
-WHOLE = ""
+ONLY_WRITER = ""
 """The name of the writer if values name no schema: one schema wrote them all."""
-_UNFRAMED = pa.array([*REASONS[:NULL], "value is null", *REASONS[NULL + 1 :]], pa.string())
-"""REASONS for rows that must have an event: a tombstone has none either."""
+_UNFRAMED_REASONS = pa.array([*STATUS_REASONS[:NULL], "value is null", *STATUS_REASONS[NULL + 1 :]], pa.string())
+"""STATUS_REASONS for rows that must have an event: a tombstone has none either."""
 
 
 @dataclass(frozen=True)
@@ -438,7 +438,7 @@ def framed_rows(
     """Return the payloads and writers of records. Needs the columns `value` and `headers`; never raises for a row.
 
     `header` is the name of the one that may hold a GUID. `numbered`: ids and GUIDs name schemas; otherwise these are
-    ignored, and only the message index counts. `indexed`: which schemas have message indexes, as for `parse`.
+    ignored, and only the message index counts. `indexed`: which schemas have message indexes, as for `parse_values`.
     """
     values = records.column("value")
     if wire_format == "none":
@@ -447,8 +447,8 @@ def framed_rows(
         reasons = pa.nulls(len(values), pa.string())
         if not valid.all():
             reasons = pc.if_else(pa.array(valid), reasons, "value is null")
-        return FramedRows(values, groups, (WHOLE,), reasons, pa.nulls(len(values), pa.int32()))
-    parsed = parse(values, indexed, headers=records.column("headers"), header=header)
+        return FramedRows(values, groups, (ONLY_WRITER,), reasons, pa.nulls(len(values), pa.int32()))
+    parsed = parse_values(values, indexed, headers=records.column("headers"), header=header)
     if numbered:
         writers = tuple(str(key.writer) for key in parsed.keys)
     else:
@@ -457,8 +457,8 @@ def framed_rows(
     # Most batches have no bad row, and need no reasons.
     reasons = pa.nulls(len(values), pa.string())
     if (parsed.groups < 0).any():
-        reasons = _UNFRAMED.take(pa.array(parsed.status))
-    return FramedRows(payloads(values, parsed), parsed.groups, writers, reasons, ids)
+        reasons = _UNFRAMED_REASONS.take(pa.array(parsed.status))
+    return FramedRows(payloads_of(values, parsed), parsed.groups, writers, reasons, ids)
 
 
 def at_index(path: tuple[int, ...]) -> str:
@@ -466,21 +466,21 @@ def at_index(path: tuple[int, ...]) -> str:
     return f"message {'.'.join(map(str, path))}"
 
 
-ABOUT = pa.schema(
+SCHEMA_COLUMNS = pa.schema(
     [("schema_id", pa.int32()), ("schema_version", pa.int32()), ("subject", pa.string()), ("message", pa.string())]
 )
 """What is known of an event's schema."""
-ADDED = pa.schema([("_error", pa.string()), ("_wanted", pa.string()), *ABOUT])
+ADDED_COLUMNS = pa.schema([("_error", pa.string()), ("_wanted", pa.string()), *SCHEMA_COLUMNS])
 """The columns next to an event."""
-ADDED_FIELDS: tuple[T.StructField, ...] = tuple(to_spark_columns(ADDED))
+ADDED_FIELDS: tuple[T.StructField, ...] = tuple(to_spark_columns(ADDED_COLUMNS))
 """The same as Spark's fields."""
 
 
-_ID = re.compile(r"(?:^| of )(schema (\d{1,10}))$")
+_SCHEMA_ID_TEXT = re.compile(r"(?:^| of )(schema (\d{1,10}))$")
 """The id in the name of a writer's schema."""
 
 
-def why(rows: FramedRows, written: Sequence[Any], only: str = "", absence: str = "") -> pa.StringArray:
+def event_reasons(rows: FramedRows, written: Sequence[Any], only: str = "", absence: str = "") -> pa.StringArray:
     """Return why rows have no event, as far as their prefixes and schemas tell; null for the others.
 
     `only` is the name of the message that is read if ids do not count. `absence` is the reason for an id that the
@@ -502,13 +502,13 @@ def _unknown_reason(writer: str, absence: str) -> str:
 
     The row keeps it if the registry has no such id. If it has one, the row is decoded again.
     """
-    match = _ID.search(writer)
+    match = _SCHEMA_ID_TEXT.search(writer)
     if match is None or not absence:
         return f"{writer} is not known yet"
     return f"the registry does not give {match[1]}: {absence.replace('{id}', match[2])}"
 
 
-def wanted(rows: FramedRows, written: Sequence[Any], only: str = "") -> pa.StringArray:
+def wanted_writers(rows: FramedRows, written: Sequence[Any], only: str = "") -> pa.StringArray:
     """Return the writers' schemas that are to be fetched, by row; none if `only` one message is read."""
     if only:
         return pa.nulls(len(rows.groups), pa.string())
@@ -516,10 +516,10 @@ def wanted(rows: FramedRows, written: Sequence[Any], only: str = "") -> pa.Strin
     return _by_group(rows, [writer if info is None else None for writer, info in pairs], pa.string())
 
 
-def about(rows: FramedRows, written: Sequence[Any]) -> list[pa.Array]:
-    """Return the columns of ABOUT. The id is set for every record that names one."""
+def schema_columns(rows: FramedRows, written: Sequence[Any]) -> list[pa.Array]:
+    """Return the arrays of SCHEMA_COLUMNS. The id is set for every record that names one."""
     columns = []
-    for field in ABOUT:
+    for field in SCHEMA_COLUMNS:
         values = [getattr(info, field.name, None) for info in written]
         columns.append(_by_group(rows, values, field.type))
     columns[0] = pc.coalesce(rows.ids, columns[0])
@@ -543,7 +543,7 @@ def at_rows(parts: Sequence[pa.Array], rows: Sequence[Rows], count: int) -> pa.A
     return pa.concat_arrays(parts).take(pa.array(positions, mask=is_empty))
 
 
-def widened(structs: pa.StructArray, kind: pa.StructType) -> pa.StructArray:
+def widen_structs(structs: pa.StructArray, kind: pa.StructType) -> pa.StructArray:
     """Return structs with the fields of `kind`, in its types; null in fields that they do not have."""
     if structs.type == kind:
         return structs
@@ -557,7 +557,7 @@ def _widened_field(structs: pa.StructArray, field: pa.Field) -> pa.Array:
         return pa.nulls(len(structs), field.type)
     values = pc.struct_field(structs, [position])
     if pa.types.is_struct(field.type):
-        return widened(values, field.type)
+        return widen_structs(values, field.type)
     if values.type == field.type:
         return values
     return values.cast(field.type)

@@ -30,7 +30,7 @@ from router_demo.simulator import simulate
 from router_demo.traffic import NO_SCHEMA, Traffic, stage_of
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryOptions
-from router_schemas.wire_format import FRAMED, parse, prefix
+from router_schemas.wire_format import FRAMED, parse_values, payload_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,7 +128,7 @@ def test_the_events_are_those_of_json(form: Protobuf | Avro, traffic: Traffic, w
     ):
         assert (key, headers) == (same_key, same_headers)
         version = version_of(headers)
-        frame = prefix(FIRST_ID + max(0, version - 1), form.path)
+        frame = payload_prefix(FIRST_ID + max(0, version - 1), form.path)
         event = json.loads(text or b"")
         event["ts"] = datetime.fromisoformat(event["ts"].replace("Z", "+00:00"))
         assert value is not None
@@ -193,7 +193,7 @@ def test_garbage_is_counted_by_kind_and_every_kind_is_what_it_says(form: Protobu
         expected[stage_of(kind)] += count
 
     values = [(value, version_of(headers)) for chunk in made for _, value, headers in chunk.records]
-    frames = parse(pa.array([value for value, _ in values], pa.binary()), indexed=form.path is not None)
+    frames = parse_values(pa.array([value for value, _ in values], pa.binary()), indexed=form.path is not None)
     stages: Counter[str] = Counter()
     for (value, version), status, number, start in zip(values, frames.status, frames.ids, frames.starts, strict=True):
         good = status == FRAMED and number != NO_SCHEMA

@@ -9,7 +9,7 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from router_demo.landed import Growth, letters, schema_ids, tables
-from router_schemas.wire_format import pack
+from router_schemas.wire_format import pack_value
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +34,7 @@ def test_a_column_is_gained_once_and_not_where_a_table_begins_with_it(tmp_path: 
 
 
 def test_records_are_counted_by_schema_without_dead_letters(tmp_path: Path) -> None:
-    values = [pack(1, (0,), b"a"), pack(2, (0,), b"a"), pack(2, (0,), b"b"), None, b""]
+    values = [pack_value(1, (0,), b"a"), pack_value(2, (0,), b"a"), pack_value(2, (0,), b"b"), None, b""]
     records = [{"partition": 1, "offset": offset, "value": value} for offset, value in enumerate(values)]
     write(tmp_path, "bronze.game_events", records)
     dead = [{"partition": 1, "offset": offset, "stage": "decode", "reason": "no"} for offset in (2, 3, 4)]

@@ -15,7 +15,7 @@ from router import Encoder, StartError
 from router.registry import load_registry
 from router_encoders import ToAvro, ToProtobuf
 from router_encoders.registry_encoder import record_name
-from router_schemas.wire_format import parse
+from router_schemas.wire_format import parse_values
 from tests.encoders.columns import rows_of, struct
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def number_of(encoder: Encoder, columns: T.StructType, folder: Path = HERE, subj
     encoding = encoder.open(columns, folder, subject)
     found = encoding.encode(rows_of(columns, [dict.fromkeys(columns.names)]))
     assert not found.reasons
-    return int(parse(rows_of(struct(v=T.BinaryType()), [{"v": found.values[0]}]).field("v"), False).ids[0])
+    return int(parse_values(rows_of(struct(v=T.BinaryType()), [{"v": found.values[0]}]).field("v"), False).ids[0])
 
 
 def test_the_newest_version_is_written(faulty: FaultyRegistry, encoder: Encode, kind: str) -> None:

@@ -28,7 +28,7 @@ from router_decoders.json import infer
 from router_init.observed import Observed
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryOptions
-from router_schemas.wire_format import pack
+from router_schemas.wire_format import pack_value
 from tests.init.topics import draw_topic
 
 if TYPE_CHECKING:
@@ -217,9 +217,9 @@ def test_messages_and_objects_of_a_registry(
         of_json = client.register("init-objects-value", "JSON", json.dumps(document))
         of_avro = client.register("init-rows-value", "AVRO", json.dumps(avro))
     messages = [b"\x0a\x01a\x11" + b"\0" * 8, b"\x0a\x01b\x12\x04rome"]
-    two = [pack(of_proto, (number % 2,), messages[number % 2]) for number in range(40)]
-    objects = [pack(of_json, None, json.dumps({"id": f"o-{n}", "n": n}).encode()) for n in range(40)]
-    rows = [pack(of_avro, None, bytes([2, 97 + n % 20, 2, n % 2 * 2, 1, 2, 3, 4, 0, 0])) for n in range(40)]
+    two = [pack_value(of_proto, (number % 2,), messages[number % 2]) for number in range(40)]
+    objects = [pack_value(of_json, None, json.dumps({"id": f"o-{n}", "n": n}).encode()) for n in range(40)]
+    rows = [pack_value(of_avro, None, bytes([2, 97 + n % 20, 2, n % 2 * 2, 1, 2, 3, 4, 0, 0])) for n in range(40)]
     fill(broker, "init-two", two)
     fill(broker, "init-objects", objects)
     fill(broker, "init-rows", rows, [bytes([97 + n % 20]) for n in range(40)], **{"cleanup.policy": "compact"})
@@ -296,7 +296,7 @@ def test_a_registry_that_wants_a_login(broker: EmbeddedKafka, faulty: FaultyRegi
     faulty.logins = {f"Basic {base64.b64encode(b'ann:hidden').decode()}"}
     record = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "string"}]}
     registered = faulty.book.add("init-closed-value", json.dumps(record), "AVRO")
-    fill(broker, "init-closed", [pack(registered, None, b"\x02x")] * 5)
+    fill(broker, "init-closed", [pack_value(registered, None, b"\x02x")] * 5)
     options = ("--registry", faulty.url, "--option", "registry.basic.user=ann")
     login = (*options, "--option", "registry.basic.password=hidden")
     init("shop", "--kafka", broker.servers, "--topic", "init-closed", *login)

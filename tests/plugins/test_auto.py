@@ -14,7 +14,7 @@ from router import StartError
 from router.testing import check_decoder
 from router_decoders import Auto, JsonSchema, Protobuf
 from router_schemas.model import VALUE_HEADER
-from router_schemas.wire_format import guid_header, pack
+from router_schemas.wire_format import guid_header, pack_value
 from tests.plugins.protos import Proto
 from tests.schemas.raw import raw
 
@@ -58,15 +58,15 @@ class Mixed:
         number = self.registry.book.add(subject, json.dumps(AVRO), "AVRO")
         written = BytesIO()
         fastavro.schemaless_writer(written, fastavro.parse_schema(AVRO), {"tags": ["a"], **values})
-        return pack(number, None, written.getvalue())
+        return pack_value(number, None, written.getvalue())
 
     def protobuf(self, message: str = "Bet", path: tuple[int, ...] = (0,), **values: Any) -> bytes:
         number = self.registry.book.add("bets", self.proto.path.read_text(), "PROTOBUF")
-        return pack(number, path, self.proto.bytes(message, **values))
+        return pack_value(number, path, self.proto.bytes(message, **values))
 
     def json(self, schema: Any = JSON, subject: str = "logins", **values: Any) -> bytes:
         number = self.registry.book.add(subject, json.dumps(schema), "JSON")
-        return pack(number, None, json.dumps(values).encode())
+        return pack_value(number, None, json.dumps(values).encode())
 
     def decoder(self, *subjects: str) -> Auto:
         return Auto.model_validate({"registry": self.registry.url, "subjects": subjects or ("wins",)})
@@ -85,7 +85,7 @@ def test_records_of_all_formats_are_one_event(topic: Mixed, opened: Open, stream
     headers = [*[None] * 4, {VALUE_HEADER: guid_header(guid)}]
     begun = opened(topic.decoder())
 
-    rows = stream(begun, [win, login, bet, other, login[5:], None, b"\0", pack(99, None, b"{}")], headers)
+    rows = stream(begun, [win, login, bet, other, login[5:], None, b"\0", pack_value(99, None, b"{}")], headers)
 
     assert [row["message"] for row in rows[:5]] == ["games.Win", "Login", "games.Bet", "games.Login", "Login"]
     events = [{name: it for name, it in (row["event"] or {}).items() if it not in (None, [])} for row in rows]
@@ -190,7 +190,7 @@ def test_a_schema_that_no_decoder_can_use_has_its_reason(
     win = topic.avro(game="uno", amount=1)
     begun = opened(topic.decoder(*first)).refresh(frozenset())
 
-    rows = stream(begun, [win, pack(odd, None, b"{}"), pack(99, None, b"{}")])
+    rows = stream(begun, [win, pack_value(odd, None, b"{}"), pack_value(99, None, b"{}")])
 
     assert rows[0]["event"] == {"game": "uno", "amount": 1, "tags": ["a"]}
     assert "an event is an object" in rows[1]["_error"]

@@ -22,7 +22,7 @@ from router_schemas.avro.library import OneSchema, Records, RecordUse, records_o
 from router_schemas.avro.model import single_object_header
 from router_schemas.avro.parser import parse_text
 from router_schemas.model import KEY_HEADER, VALUE_HEADER, SchemaOrigin
-from router_schemas.wire_format import ID, guid_header, pack, parse, prefix
+from router_schemas.wire_format import BAD_ID, guid_header, pack_value, parse_values, payload_prefix
 from tests.schemas.faulty import GUIDS, FaultyRegistry
 from tests.schemas.folder_memory import FolderMemory
 
@@ -202,7 +202,9 @@ def test_with_a_file_the_id_of_a_prefix_does_not_count(open_, written: str, deco
     headed = {VALUE_HEADER: guid_header(GUID)}
 
     rows = decode(
-        open_(schema_file=written), [pack(7, None, good), pack(8, None, good), good, good], [None, None, headed]
+        open_(schema_file=written),
+        [pack_value(7, None, good), pack_value(8, None, good), good, good],
+        [None, None, headed],
     )
 
     assert [row["event"] is not None for row in rows] == [True, True, True, False]
@@ -280,7 +282,7 @@ def test_a_guid_in_a_header_is_resolved_and_its_id_told(open_, faulty: FaultyReg
     headers = [{VALUE_HEADER: guid_header(faulty.book.guid(one))} for one in (first, second)]
     decoder = open_(registry=faulty.url, subjects=["bets"])
 
-    rows = decode(decoder, [old, new, pack(first, None, old), None], [*headers, None, headers[0]])
+    rows = decode(decoder, [old, new, pack_value(first, None, old), None], [*headers, None, headers[0]])
 
     assert [row["event"] and row["event"]["amount"] for row in rows] == [5, 6, 5, None]
     assert [row["schema_id"] for row in rows] == [first, second, first, None]
@@ -315,7 +317,7 @@ def test_more_versions_than_a_list_of_conditions_takes_are_one_event(open_, faul
     numbers = [faulty.book.add("bets", json.dumps(schema(2, doc=f"{index}")), "AVRO") for index in range(14)]
     good = body(schema(2), game="uno", amount=5)
 
-    rows = decode(open_(registry=faulty.url, subjects=["bets"]), [pack(number, None, good) for number in numbers])
+    rows = decode(open_(registry=faulty.url, subjects=["bets"]), [pack_value(number, None, good) for number in numbers])
 
     assert [row["schema_version"] for row in rows] == list(range(1, 15))
     assert all(row["event"] == {"game": "uno", "amount": 5} for row in rows)
@@ -326,7 +328,16 @@ def test_native_prefixes_are_those_of_the_parser(spark: SparkSession) -> None:
     from router_decoders.avro import framed
 
     draw = random.Random(8)
-    starts = [b"", b"\0", prefix(7), prefix(2**31 - 1), b"\0\x80\0\0\0", b"\0\xff\xff\xff\xff", b"\1", b"{}{}{}"]
+    starts = [
+        b"",
+        b"\0",
+        payload_prefix(7),
+        payload_prefix(2**31 - 1),
+        b"\0\x80\0\0\0",
+        b"\0\xff\xff\xff\xff",
+        b"\1",
+        b"{}{}{}",
+    ]
     tails = [b"", b"\0", b"abcdef", draw.randbytes(9)]
     named = [guid_header(GUID), guid_header(GUID, (0, 1)), b"", b"\0" + GUID.bytes, b"\1" + GUID.bytes[:-1]]
     headers: list[Headers] = [None, {}, {"other": b"1"}, *({"x": b"", VALUE_HEADER: name} for name in named)]
@@ -336,15 +347,17 @@ def test_native_prefixes_are_those_of_the_parser(spark: SparkSession) -> None:
     values, given = zip(*pairs, strict=True)
     raw = _raw(spark, values, given)
     frame = framed(raw, known).toArrow().sort_by("offset")
-    frames = parse(frame.column("value").combine_chunks(), False, frame.column("headers").combine_chunks())
+    frames = parse_values(frame.column("value").combine_chunks(), False, frame.column("headers").combine_chunks())
 
     expected = [frames.keys[group] if group >= 0 else None for group in frames.groups]
-    names = [one and (guid_header(UUID(bytes=one.guid)) if one.guid else prefix(one.id or 0)) for one in expected]
+    names = [
+        one and (guid_header(UUID(bytes=one.guid)) if one.guid else payload_prefix(one.id or 0)) for one in expected
+    ]
     assert frame.column("_key").to_pylist() == names
     keyed = pa.array([name is not None for name in names])
     starts_at = [value[start:] for value, start, key in zip(values, frames.starts, names, strict=True) if key]
     assert frame.filter(keyed).column("_body").to_pylist() == starts_at
-    assert ID in frames.status
+    assert BAD_ID in frames.status
 
 
 @pytest.mark.parametrize("wire_format", ["confluent", "none", "single_object"])
@@ -352,7 +365,7 @@ def test_every_wire_format_keeps_the_contract(spark: SparkSession, open_, writte
     good = body(schema(), game="uno", amount=5)
     framed = {
         "none": good,
-        "confluent": pack(3, None, good),
+        "confluent": pack_value(3, None, good),
         "single_object": single_object(schema(), game="uno", amount=5),
     }
 
@@ -433,7 +446,7 @@ def test_the_digits_are_those_of_the_merged_column(open_, faulty: FaultyRegistry
     both = body(two(20, 20), a=Decimal("1000.00"), b=Decimal("1000.00"))
     first = body(two(20, 20), a=Decimal("1000.00"), b=Decimal("10.00"))
 
-    rows = decode(decoder, [pack(old, None, first), pack(old, None, both)])
+    rows = decode(decoder, [pack_value(old, None, first), pack_value(old, None, both)])
 
     assert rows[0]["_error"] is None
     assert rows[0]["event"]["a"] == Decimal("1000.00")

@@ -17,7 +17,7 @@ import pytest
 
 from router import RAW_SCHEMA
 from router_decoders import Auto, Avro, Json, JsonSchema, Protobuf
-from router_schemas.wire_format import pack
+from router_schemas.wire_format import pack_value
 from tests.plugins.mutations import FRAME, mutated
 from tests.plugins.protos import Proto
 from tests.schemas.raw import raw
@@ -79,9 +79,9 @@ def corpora(faulty: FaultyRegistry, tmp_path: Path) -> Corpora:
     for n in range(200):
         game, amount = random.choice(("uno", "zażółć 🂡", "")), random.randrange(-(2**63), 2**63)
         odds = {f"k{k}": random.randrange(99) for k in range(n % 4)}
-        found["protobuf"].append(pack(bets, (0,), proto.bytes("Bet", game=game, amount=amount, odds=odds)))
-        found["protobuf"].append(pack(bets, (1,), proto.bytes("Login", game=game, gamer="g" * (n % 40))))
-        found["protobuf"].append(pack(bets, (0, 1), proto.bytes("Bet.Card", face=game)))
+        found["protobuf"].append(pack_value(bets, (0,), proto.bytes("Bet", game=game, amount=amount, odds=odds)))
+        found["protobuf"].append(pack_value(bets, (1,), proto.bytes("Login", game=game, gamer="g" * (n % 40))))
+        found["protobuf"].append(pack_value(bets, (0, 1), proto.bytes("Bet.Card", face=game)))
         login = {
             "game": game,
             "amount": amount,
@@ -90,7 +90,7 @@ def corpora(faulty: FaultyRegistry, tmp_path: Path) -> Corpora:
             "rate": n / 7,
         }
         login["cards"] = [{"face": game, "n": k} for k in range(n % 3)]
-        found["json_schema"].append(pack(random.choice(logins), None, json.dumps(login).encode()))
+        found["json_schema"].append(pack_value(random.choice(logins), None, json.dumps(login).encode()))
         win = {
             "game": game,
             "amount": amount,
@@ -101,7 +101,7 @@ def corpora(faulty: FaultyRegistry, tmp_path: Path) -> Corpora:
         for number, fields in avro:
             written = BytesIO()
             fastavro.schemaless_writer(written, fastavro.parse_schema({**WIN, "fields": fields}), win)
-            found["avro"].append(pack(number, None, written.getvalue()))
+            found["avro"].append(pack_value(number, None, written.getvalue()))
     return found
 
 

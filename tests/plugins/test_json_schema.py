@@ -23,7 +23,7 @@ from router_schemas.json_schema.registered import struct_of_text
 from router_schemas.model import KEY_HEADER, VALUE_HEADER, SchemaInfo
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryOptions
-from router_schemas.wire_format import guid_header, pack
+from router_schemas.wire_format import guid_header, pack_value
 from tests.light import drawn
 from tests.plugins.json_documents import UTC, bigs, damaged, days, examples, texts, times, written
 from tests.schemas.raw import raw
@@ -73,7 +73,7 @@ def test_versions_are_one_event(faulty: FaultyRegistry, opened: Open, stream: St
     first, second = add(faulty, BET, SECOND)
     old, new = {"game": "uno", "amount": 5, "extra": 1}, {"game": "uno", "amount": 6, "note": "a", "odds": 2}
 
-    rows = stream(opened(decoder(faulty)), [pack(first, None, text(old)), pack(second, None, text(new))])
+    rows = stream(opened(decoder(faulty)), [pack_value(first, None, text(old)), pack_value(second, None, text(new))])
 
     assert [row["event"] for row in rows] == [
         {"game": "uno", "amount": 5, "note": None, "odds": None},
@@ -92,7 +92,12 @@ def test_a_version_that_no_column_can_hold_is_refused_with_the_field(
 
     rows = stream(
         opened(decoder(faulty)),
-        [pack(first, None, good), pack(second, None, bad), pack(second, None, good), pack(third, None, good)],
+        [
+            pack_value(first, None, good),
+            pack_value(second, None, bad),
+            pack_value(second, None, good),
+            pack_value(third, None, good),
+        ],
     )
 
     assert [row["event"] is not None for row in rows] == [True, False, False, True]
@@ -111,7 +116,7 @@ def test_new_versions_and_unannounced_ids_need_no_restart(faulty: FaultyRegistry
     assert begun.known.struct.fieldNames() == ["game", "amount", "note", "odds"]
     (other,) = add(faulty, {**BET, "title": "Login", "properties": {"who": {"type": "string"}}}, subject="logins")
 
-    rows = stream(begun, [pack(other, None, b'{"who":"me"}'), pack(second, None, b"{}")])
+    rows = stream(begun, [pack_value(other, None, b'{"who":"me"}'), pack_value(second, None, b"{}")])
 
     assert [row["message"] for row in rows] == ["Login", "Bet"]
     assert rows[0]["event"] == {"game": None, "amount": None, "note": None, "odds": None, "who": "me"}
@@ -122,10 +127,10 @@ def test_an_unknown_id_is_a_dead_letter_and_a_registry_that_is_away_is_waited_fo
 ) -> None:
     """Good records must not be dead letters because of an outage, and garbage must not stop the stream."""
     (number,) = add(faulty, BET)
-    good = pack(number, None, b'{"game":"uno"}')
+    good = pack_value(number, None, b'{"game":"uno"}')
     begun = opened(decoder(faulty, registry={"url": faulty.url, "attempts": 1}))
 
-    unknown, fine = stream(begun, [pack(99, None, b"{}"), good])
+    unknown, fine = stream(begun, [pack_value(99, None, b"{}"), good])
 
     assert unknown["_error"].startswith("the registry does not give schema 99: it answers 404")
     assert fine["event"] == {"game": "uno", "amount": None}
@@ -144,7 +149,7 @@ def test_guids_and_references_are_followed(faulty: FaultyRegistry, opened: Open,
     headers = [{VALUE_HEADER: guid_header(faulty.book.guid(number))}, {KEY_HEADER: b"of the key"}]
     value = {"who": {"id": "g-1"}, "next": {"who": {"id": "g-2"}}}
 
-    rows = stream(opened(decoder(faulty)), [text(value), pack(number, None, text(value))], headers)
+    rows = stream(opened(decoder(faulty)), [text(value), pack_value(number, None, text(value))], headers)
 
     for row in rows:
         assert json.loads(row["event"].pop("next")) == value["next"]
@@ -160,7 +165,7 @@ def test_schemas_of_another_format_and_of_no_use_have_a_reason(
     nothing, broken, array = add(faulty, {"type": "string"}, [1], {"items": BET}, subject="odd")
     (good,) = add(faulty, BET)
 
-    rows = stream(opened(decoder(faulty)), [pack(n, None, b"{}") for n in (avro, nothing, broken, array, good)])
+    rows = stream(opened(decoder(faulty)), [pack_value(n, None, b"{}") for n in (avro, nothing, broken, array, good)])
 
     words = [f"schema {avro} is AVRO, not JSON", "an event is an object", "a schema is an object", "an event is an"]
     for row, word in zip(rows[:-1], words, strict=True):
@@ -190,7 +195,7 @@ def test_alternatives_at_the_root_are_read(faulty: FaultyRegistry, opened: Open,
     (number,) = add(faulty, {"oneOf": [BET, CLASH, {"type": "array"}]})
     values = [{"game": "uno", "amount": 5}, {"game": "uno", "amount": "5"}, {"game": "uno", "amount": None}, []]
 
-    rows = stream(opened(decoder(faulty)), [pack(number, None, text(value)) for value in values])
+    rows = stream(opened(decoder(faulty)), [pack_value(number, None, text(value)) for value in values])
 
     assert [row["event"] and row["event"]["amount"] for row in rows] == ["5", "5", None, None]
     assert [row["_error"] is None for row in rows] == [True, True, True, False]
@@ -202,7 +207,7 @@ def test_names_that_a_table_cannot_have_are_columns(faulty: FaultyRegistry, open
     (number,) = add(faulty, schema)
     begun = opened(decoder(faulty)).refresh(frozenset())
 
-    (row,) = stream(begun, [pack(number, None, text({"big win": 5, "in": {"a.b": "x"}}))])
+    (row,) = stream(begun, [pack_value(number, None, text({"big win": 5, "in": {"a.b": "x"}}))])
 
     assert row["event"] == {"big_win": 5, "in": {"a.b": "x"}}
     assert begun.decoding().adds["event"].dataType.fieldNames() == ["big_win", "in"]
@@ -212,7 +217,7 @@ def test_the_decoder_keeps_the_contract(spark: SparkSession, faulty: FaultyRegis
     """Every kind of garbage ends as one record with a reason."""
     (number,) = add(faulty, SECOND)
 
-    check_decoder(spark, opened(decoder(faulty)).refresh(frozenset()), [pack(number, None, b'{"game":"uno"}')])
+    check_decoder(spark, opened(decoder(faulty)).refresh(frozenset()), [pack_value(number, None, b'{"game":"uno"}')])
 
 
 def test_a_real_registry_serves_json_schemas(schema_registry: EmbeddedRegistry, opened: Open, stream: Stream) -> None:
@@ -223,7 +228,12 @@ def test_a_real_registry_serves_json_schemas(schema_registry: EmbeddedRegistry, 
     begun = opened(JsonSchema.model_validate({"registry": schema_registry.url, "subjects": ["json-bets"]}))
 
     rows = stream(
-        begun, [pack(first, None, b'{"game":"uno"}'), pack(second, None, b'{"odds":1}'), pack(2**30, None, b"")]
+        begun,
+        [
+            pack_value(first, None, b'{"game":"uno"}'),
+            pack_value(second, None, b'{"odds":1}'),
+            pack_value(2**30, None, b""),
+        ],
     )
 
     assert [row["schema_version"] for row in rows] == [1, 2, None]
@@ -298,8 +308,10 @@ def test_documents_that_a_schema_allows_have_the_values_that_python_reads(data: 
     known = shape(struct_of_text(json.dumps(schema)))
 
     found = framed_events(
-        raw([pack(7, None, json.dumps(one, ensure_ascii=data.draw(st.booleans())).encode()) for one in documents]),
-        FramedObjects(JsonEvents(known), {pack(7, None, b""): SchemaInfo(7)}, VALUE_HEADER),
+        raw(
+            [pack_value(7, None, json.dumps(one, ensure_ascii=data.draw(st.booleans())).encode()) for one in documents]
+        ),
+        FramedObjects(JsonEvents(known), {pack_value(7, None, b""): SchemaInfo(7)}, VALUE_HEADER),
     )
 
     assert found.column("_error").null_count == len(documents)
@@ -356,9 +368,16 @@ def test_a_stage_of_its_own_a_task_and_python_agree(faulty: FaultyRegistry, open
     first, second, third = add(faulty, EVERYTHING, {"properties": {"f0": {"type": "integer"}}}, BET)
     good = examples(written(everything), 300)
     bodies = [*good, *examples(damaged() | st.binary(max_size=30), 300), b"", b"[]", b"{}{}", b'{"f1":"x"}']
-    values: list[bytes | None] = [pack(first, None, body) for body in bodies]
-    values += [None, b"", b"\0", b"{}{}{}{}", pack(second, None, b"{}"), pack(third, None, b'{"game":"uno"}')]
-    values += [pack(77, None, b"{}"), pack(2**31 - 1, None, b"")]
+    values: list[bytes | None] = [pack_value(first, None, body) for body in bodies]
+    values += [
+        None,
+        b"",
+        b"\0",
+        b"{}{}{}{}",
+        pack_value(second, None, b"{}"),
+        pack_value(third, None, b'{"game":"uno"}'),
+    ]
+    values += [pack_value(77, None, b"{}"), pack_value(2**31 - 1, None, b"")]
     headed = [b"{}", b"nope", b"{}"]
     headers = [
         *[None] * len(values),
@@ -394,7 +413,7 @@ def test_what_no_column_can_hold_comes_as_its_json_text(faulty: FaultyRegistry, 
     (number,) = add(faulty, FREE)
     documents = [*examples(free, 300), {"any": "NaN", "several": "[NaN]", "texts": {"a": "-Infinity"}}]
 
-    rows = stream(opened(decoder(faulty)), [pack(number, None, json.dumps(one).encode()) for one in documents])
+    rows = stream(opened(decoder(faulty)), [pack_value(number, None, json.dumps(one).encode()) for one in documents])
 
     for document, row in zip(documents, rows, strict=True):
         assert row["_error"] is None, document

@@ -20,7 +20,7 @@ from router_schemas.protobuf.library import Messages
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryOptions
 from router_schemas.resolver import SchemaResolver
-from router_schemas.wire_format import guid_header, pack
+from router_schemas.wire_format import guid_header, pack_value
 from tests.light import drawn
 from tests.plugins.protos import GAMES, Proto
 from tests.schemas.faulty import GUIDS, FaultyRegistry
@@ -158,7 +158,7 @@ def test_with_a_file_the_id_of_a_prefix_does_not_count(games: Proto, open_) -> N
     headers = [None, None, {VALUE_HEADER: guid_header(UUID(int=3), (0,))}, None]
 
     rows = read(open_(proto_file="games.proto", message="games.Bet"),
-                [pack(7, (0,), good), pack(8, (0,), good), good, b"x"], headers)  # fmt: skip
+                [pack_value(7, (0,), good), pack_value(8, (0,), good), good, b"x"], headers)  # fmt: skip
 
     assert [row["event"] for row in rows] == [BET, BET, BET, None]
     assert [row["schema_id"] for row in rows] == [7, 8, None, None]
@@ -169,8 +169,10 @@ def test_a_record_of_another_message_of_the_file_is_not_read_as_this_one(games: 
     """Both begin with a string: a login would become a bet, and nobody would know."""
     login, card = games.bytes("Login", gamer="g-1"), games.bytes("Bet.Card", face="queen")
 
-    rows = read(open_(proto_file="games.proto", message="games.Bet"), [pack(7, (1,), login)])
-    cards = read(open_(proto_file="games.proto", message="games.Bet.Card"), [pack(7, (0, n), card) for n in (0, 1, 2)])
+    rows = read(open_(proto_file="games.proto", message="games.Bet"), [pack_value(7, (1,), login)])
+    cards = read(
+        open_(proto_file="games.proto", message="games.Bet.Card"), [pack_value(7, (0, n), card) for n in (0, 1, 2)]
+    )
 
     assert rows[0]["_error"] == "message 1 is not games.Bet, the only message that is read here"
     # the entry of a map is a message too, which some clients count
@@ -182,7 +184,9 @@ def test_a_guid_in_a_header_is_resolved_and_its_id_told(faulty: FaultyRegistry, 
     header = {VALUE_HEADER: guid_header(faulty.book.guid(number), (1,))}
     good = games.bytes("Login", gamer="g-1")
 
-    rows = read(open_(registry=faulty.url, subjects=["games-value"]), [good, pack(number, (1,), good)], [header, None])
+    rows = read(
+        open_(registry=faulty.url, subjects=["games-value"]), [good, pack_value(number, (1,), good)], [header, None]
+    )
 
     assert [row["event"]["gamer"] for row in rows] == ["g-1", "g-1"]
     assert [(row["schema_id"], row["schema_version"], row["subject"]) for row in rows] == [
@@ -220,7 +224,7 @@ def test_a_memory_of_another_form_is_left_aside(faulty: FaultyRegistry, open_, g
     faulty.book.add("games-value", games.path.read_text())
     FolderMemory(tmp_path / "memory").write("protobuf-places.json", b'["1/0", "schema 1"]')
 
-    rows = read(open_(registry=faulty.url), [pack(1, (0,), games.bytes("Bet", game="uno", amount=5))])
+    rows = read(open_(registry=faulty.url), [pack_value(1, (0,), games.bytes("Bet", game="uno", amount=5))])
 
     assert [row["event"] for row in rows] == [BET]
 
@@ -247,7 +251,7 @@ def test_what_is_wanted_is_called_so_that_people_understand_it(faulty: FaultyReg
     decoder = open_(registry=faulty.url, subjects=["games-value"]).refresh(frozenset())
     made, guid = decoder.decoding(), UUID(int=7)
     assert made is not None
-    values = [pack(2**31 - 1, (0,), b""), pack(9, (0, 1), b""), b""]
+    values = [pack_value(2**31 - 1, (0,), b""), pack_value(9, (0, 1), b""), b""]
 
     found = made.function(raw(values, [None, None, {VALUE_HEADER: guid_header(guid, (0,))}]), made.argument)
 
@@ -259,7 +263,7 @@ def test_what_is_wanted_is_called_so_that_people_understand_it(faulty: FaultyReg
 def test_the_event_is_the_message_inside(games: Proto, open_, wrapper: dict[str, str], wire_format: str) -> None:
     bet, login = games.message("Bet", game="uno", amount=5), games.message("Login", gamer="g-1", game="uno")
     envelopes = [games.envelope("games.Bet", bet), games.envelope("Login", login)]
-    values = envelopes if wire_format == "none" else [pack(4, (3,), value) for value in envelopes]
+    values = envelopes if wire_format == "none" else [pack_value(4, (3,), value) for value in envelopes]
     decoder = open_(
         *values, proto_file="games.proto", message="games.Envelope", wire_format=wire_format, wrapper=wrapper
     )
@@ -355,13 +359,13 @@ def test_wrapped_messages_of_a_registry_are_those_of_the_outer_ones_version(
         tmp_path, GAMES.replace("int64 amount = 2;", "int64 amount = 2; optional string note = 9;"), "new.proto"
     )
     first = faulty.book.add("games-value", old.path.read_text())
-    values = [pack(first, (3,), old.envelope("Bet", old.message("Bet", game="uno")))]
+    values = [pack_value(first, (3,), old.envelope("Bet", old.message("Bet", game="uno")))]
     decoder = open_(*values, registry=faulty.url, wrapper=BY_NAME)
     assert [row["schema_version"] for row in read(decoder, values)] == [1]
 
     second = faulty.book.add("games-value", new.path.read_text())
-    values.append(pack(second, (3,), new.envelope("games.Bet", new.message("Bet", game="uno", note="a"))))
-    rows = read(open_(registry=faulty.url, wrapper=BY_NAME), [*values, pack(99, (3,), b"")])
+    values.append(pack_value(second, (3,), new.envelope("games.Bet", new.message("Bet", game="uno", note="a"))))
+    rows = read(open_(registry=faulty.url, wrapper=BY_NAME), [*values, pack_value(99, (3,), b"")])
 
     assert [row["event"] and row["event"]["note"] for row in rows] == [None, "a", None]
     assert [(row["schema_id"], row["schema_version"], row["message"]) for row in rows] == [
@@ -375,7 +379,7 @@ def test_a_payload_may_name_a_schema_of_its_own(faulty: FaultyRegistry, open_, g
     wrapper = {"payload": "head.body", "schema_id": "head.schema_id", "subjects": ["uno-value"]}
     draw = games.message("Login", gamer="uno")  # the same bytes
     numbers = [inner, 77, -1, outer]
-    values = [pack(outer, (3,), games.envelope("", draw, number)) for number in numbers]
+    values = [pack_value(outer, (3,), games.envelope("", draw, number)) for number in numbers]
 
     rows = read(open_(registry=faulty.url, subjects=["games-value"], wrapper=wrapper), values)
 

@@ -16,7 +16,7 @@ from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryAway, RegistryOptions
 from router_schemas.resolver import SchemaResolver
 from router_schemas.subject_names import CountedSubjects
-from router_schemas.wire_format import pack
+from router_schemas.wire_format import pack_value
 from tests.schemas.folder_memory import FolderMemory
 from tests.schemas.raw import raw
 
@@ -64,7 +64,7 @@ def write(client: RegistryClient, name: str) -> Callable[..., tuple[int, bytes]]
         files = descriptors(ResolvedSchema(RegisteredSchema(number, "PROTOBUF", text)))
         made = ParseDict(values, message_factory.GetMessageClass(message_of(files, f"{name}.{message}"))())
         path = message_index_of(files, f"{name}.{message}")
-        return number, pack(number, path, made.SerializeToString())
+        return number, pack_value(number, path, made.SerializeToString())
 
     return write
 
@@ -136,8 +136,8 @@ def test_what_is_no_message_has_a_reason_whatever_its_neighbours(
 ) -> None:
     number, good = write(V1, "Bet", {"game": "uno", "amount": 5})
     avro = client.register(f"avro-{number}", "AVRO", '{"type":"record","name":"r","fields":[]}')
-    garbage = [None, b"", b"\x00", b"{}xxxxxx", pack(2**31 - 1, (0,), b""), pack(avro, (0,), b""),
-               pack(number, (7,), b""), pack(number, (0,), b"\xff\xff")]  # fmt: skip
+    garbage = [None, b"", b"\x00", b"{}xxxxxx", pack_value(2**31 - 1, (0,), b""), pack_value(avro, (0,), b""),
+               pack_value(number, (7,), b""), pack_value(number, (0,), b"\xff\xff")]  # fmt: skip
 
     alone = [read(library, value)[0]["_error"] for value in garbage]
     together = read(library, good, *garbage, good)
@@ -170,4 +170,4 @@ def test_a_restart_without_the_registry_reads_what_was_read_before(
         restarted = Messages(SchemaResolver(client, FolderMemory(tmp_path)), FolderMemory(tmp_path))
         assert read(restarted, old) == before
         with pytest.raises(RegistryAway):
-            read(restarted, pack(2**20, (0,), b""))
+            read(restarted, pack_value(2**20, (0,), b""))

@@ -12,7 +12,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router_schemas.model import KEY_HEADER, VALUE_HEADER
-from router_schemas.wire_format import DEEPEST, FRAMED, NULL, ParsedValues, SchemaKey, pack, parse, payloads, prefix
+from router_schemas.wire_format import (
+    FRAMED,
+    MAX_INDEX_POSITIONS,
+    NULL,
+    ParsedValues,
+    SchemaKey,
+    pack_value,
+    parse_values,
+    payload_prefix,
+    payloads_of,
+)
 from tests.light import drawn
 
 GUID = uuid.UUID("f3a1b8de-0f2a-4b8e-9d0b-7d5d7a1d7b11").bytes
@@ -45,10 +55,10 @@ def key_of(frames: ParsedValues, row: int) -> SchemaKey | None:
 )
 def test_index_paths_are_those_of_confluents_clients(after: str, path: tuple[int, ...]) -> None:
     """A message read as another one gives wrong values without an error."""
-    frames = parse(array(ID + bytes.fromhex(after) + b"payload"), True)
+    frames = parse_values(array(ID + bytes.fromhex(after) + b"payload"), True)
 
     assert key_of(frames, 0) == SchemaKey(7, None, path)
-    assert payloads(array(ID + bytes.fromhex(after) + b"payload"), frames).to_pylist() == [b"payload"]
+    assert payloads_of(array(ID + bytes.fromhex(after) + b"payload"), frames).to_pylist() == [b"payload"]
 
 
 @pytest.mark.parametrize(
@@ -72,36 +82,36 @@ def test_index_paths_are_those_of_confluents_clients(after: str, path: tuple[int
 )
 def test_a_bad_frame_is_refused_with_its_reason(value: bytes, word: str) -> None:
     """The payload behind it must never be decoded by guess."""
-    frames = parse(array(value), True)
+    frames = parse_values(array(value), True)
 
     assert word in frames.reasons[0].as_py()
     assert key_of(frames, 0) is None
-    assert payloads(array(value), frames).to_pylist() == [None]
+    assert payloads_of(array(value), frames).to_pylist() == [None]
 
 
 def test_a_bad_index_path_keeps_the_id_for_the_dead_letter() -> None:
     """It names the schema whose producer is at fault."""
-    assert parse(array(ID + b"\x01"), True).ids.tolist() == [7]
+    assert parse_values(array(ID + b"\x01"), True).ids.tolist() == [7]
 
 
 def test_avro_and_json_have_no_index_path() -> None:
     """Their first bytes would be taken for one; in a mixed topic the ids tell."""
     values = array(ID + b"\x02abc", b"\0\0\0\0\x08\x02\x02xyz", ID)
 
-    frames = parse(values, {8})
+    frames = parse_values(values, {8})
 
     assert [key_of(frames, row) for row in range(3)] == [SchemaKey(7), SchemaKey(8, None, (1,)), SchemaKey(7)]
-    assert payloads(values, frames).to_pylist() == [b"\x02abc", b"xyz", b""]
-    assert payloads(values, parse(values, False)).to_pylist() == [b"\x02abc", b"\x02\x02xyz", b""]
+    assert payloads_of(values, frames).to_pylist() == [b"\x02abc", b"xyz", b""]
+    assert payloads_of(values, parse_values(values, False)).to_pylist() == [b"\x02abc", b"\x02\x02xyz", b""]
 
 
 def test_a_tombstone_has_no_frame_and_no_error() -> None:
     """A deletion is not a bad record."""
-    frames = parse(array(None, ID + b"\0"), True)
+    frames = parse_values(array(None, ID + b"\0"), True)
 
     assert frames.status.tolist() == [NULL, FRAMED]
     assert frames.reasons.to_pylist() == [None, None]
-    assert payloads(array(None, ID + b"\0"), frames).to_pylist() == [None, b""]
+    assert payloads_of(array(None, ID + b"\0"), frames).to_pylist() == [None, b""]
 
 
 def test_the_guid_in_a_header_goes_before_the_prefix() -> None:
@@ -120,7 +130,7 @@ def test_the_guid_in_a_header_goes_before_the_prefix() -> None:
         HEADERS,
     )
 
-    frames = parse(values, True, headers)
+    frames = parse_values(values, True, headers)
 
     found = [key_of(frames, row) for row in range(6)]
     assert found == [
@@ -131,7 +141,7 @@ def test_the_guid_in_a_header_goes_before_the_prefix() -> None:
         None,
         None,
     ]
-    assert payloads(values, frames).to_pylist() == [b"\0\0\0\0\x07\0a", b"a", b"a", b"", None, None]
+    assert payloads_of(values, frames).to_pylist() == [b"\0\0\0\0\x07\0a", b"a", b"a", b"", None, None]
     assert frames.status[4] == NULL
 
 
@@ -140,7 +150,7 @@ def test_a_bad_header_is_refused_and_not_passed_over(value: bytes | None) -> Non
     """The bare payload behind it could look like a prefix."""
     headers = pa.array([[{"key": VALUE_HEADER, "value": value}]], HEADERS)
 
-    frames = parse(array(ID + b"\0"), True, headers)
+    frames = parse_values(array(ID + b"\0"), True, headers)
 
     assert "header" in frames.reasons[0].as_py()
     assert key_of(frames, 0) is None
@@ -150,12 +160,12 @@ def test_an_index_path_in_a_header_can_be_cut_off_too() -> None:
     """It is read up to the end of the header, not into its neighbour."""
     headers = pa.array([[{"key": VALUE_HEADER, "value": b"\x01" + GUID + rest}] for rest in (b"\x02", b"\0")], HEADERS)
 
-    frames = parse(array(b"a", b"b"), True, headers)
+    frames = parse_values(array(b"a", b"b"), True, headers)
 
     assert frames.reasons.to_pylist()[0] == "wire format: the bytes end within the message index"
     assert key_of(frames, 1) == SchemaKey(None, GUID, (0,))
-    assert key_of(parse(array(b"a", b"b"), {GUID}, headers), 1) == SchemaKey(None, GUID, (0,))
-    assert key_of(parse(array(b"a", b"b"), {7}, headers), 1) == SchemaKey(None, GUID)
+    assert key_of(parse_values(array(b"a", b"b"), {GUID}, headers), 1) == SchemaKey(None, GUID, (0,))
+    assert key_of(parse_values(array(b"a", b"b"), {7}, headers), 1) == SchemaKey(None, GUID)
 
 
 ROWS = (
@@ -163,7 +173,7 @@ ROWS = (
     | st.binary(max_size=12)
     | st.binary(max_size=9).map(lambda rest: ID + rest)
     | st.builds(
-        pack,
+        pack_value,
         st.integers(0, 2**31 - 1),
         st.none() | st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=12) | st.just([0]),
         st.binary(max_size=3),
@@ -179,37 +189,37 @@ def test_a_row_has_one_verdict_whatever_is_around_it(rows: list[bytes | None], c
     """A replay in other batches must say the same, from slices and chunks of any offset."""
     values = pa.array(rows, pa.large_binary() if wide else pa.binary())[cut:]
 
-    frames = parse(values, True)
-    rest = payloads(values, frames)
+    frames = parse_values(values, True)
+    rest = payloads_of(values, frames)
 
     assert len(frames.status) == len(rest) == len(values)
     for row, value in enumerate(values):
-        alone = parse(array(value.as_py()), True)
+        alone = parse_values(array(value.as_py()), True)
         assert (alone.status[0], alone.ids[0]) == (frames.status[row], frames.ids[row])
         assert key_of(alone, 0) == key_of(frames, row)
-        assert payloads(array(value.as_py()), alone)[0].as_py() == rest[row].as_py()
+        assert payloads_of(array(value.as_py()), alone)[0].as_py() == rest[row].as_py()
 
 
 @given(
     number=st.integers(0, 2**31 - 1),
-    path=st.none() | st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=DEEPEST).map(tuple),
+    path=st.none() | st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=MAX_INDEX_POSITIONS).map(tuple),
     payload=st.binary(),
 )
 def test_what_is_packed_is_parsed(number: int, path: tuple[int, ...] | None, payload: bytes) -> None:
     """What the router publishes, it and every other client must be able to read."""
-    value = array(pack(number, path, payload))
+    value = array(pack_value(number, path, payload))
 
-    frames = parse(value, path is not None)
+    frames = parse_values(value, path is not None)
 
     assert key_of(frames, 0) == SchemaKey(number, None, path)
-    assert payloads(value, frames).to_pylist() == [payload]
+    assert payloads_of(value, frames).to_pylist() == [payload]
 
 
 @pytest.mark.parametrize(("number", "path"), [(-1, None), (2**31, None), (1, ()), (1, (-1,)), (1, (0,) * 33)])
 def test_an_impossible_frame_is_not_made(number: int, path: Any) -> None:
     """Nobody could read it."""
     with pytest.raises(ValueError, match="not"):
-        prefix(number, path)
+        payload_prefix(number, path)
 
 
 def test_hidden_bytes_below_nulls_are_not_read() -> None:
@@ -220,6 +230,6 @@ def test_hidden_bytes_below_nulls_are_not_read() -> None:
     entries = pa.array([{"key": VALUE_HEADER, "value": b"?"}], HEADERS.value_type)
     lists = pa.ListArray.from_arrays(pa.array([0, 0, 1], pa.int32()), entries, mask=pa.array([False, True]))
 
-    frames = parse(values, True, lists)
+    frames = parse_values(values, True, lists)
 
     assert frames.status.tolist() == [NULL, FRAMED]

@@ -117,7 +117,7 @@ class _Columns:
         if isinstance(kind, Union):
             return self.union_conversion(kind, column, path)
         values = self.type_conversion(kind, column, path)
-        return lambda array: values(byte_columns.full(array, path, _NO_NULL))
+        return lambda array: values(byte_columns.refuse_nulls(array, path, _NO_NULL))
 
     def type_conversion(self, kind: Type, column: T.DataType, path: str) -> Values:
         """Return the conversion of a column without nulls."""
@@ -192,7 +192,7 @@ class _Columns:
         else:
             values = self.branch_conversion(others, kind, column, path)
         if not has_null:
-            return lambda array: values(byte_columns.full(array, path, _NO_NULL))
+            return lambda array: values(byte_columns.refuse_nulls(array, path, _NO_NULL))
         return lambda array: byte_columns.or_null(array, values, _IS_NULL)
 
     def branch_conversion(self, others: Sequence[Type], kind: Union, column: T.DataType, path: str) -> Values:
@@ -229,17 +229,17 @@ def _struct_conversion(fields: dict[str, tuple[int, Values]], absent: dict[str, 
 
 def _array_conversion(items: Values) -> Values:
     def convert_lists(array: pa.Array) -> list[Any]:
-        written = items(byte_columns.elements(array))
-        return [written[begin:end] for begin, end in pairwise(byte_columns.ends(array))]
+        written = items(byte_columns.list_elements(array))
+        return [written[begin:end] for begin, end in pairwise(byte_columns.list_bounds(array))]
 
     return convert_lists
 
 
 def _map_conversion(values: Values, path: str) -> Values:
     def convert_maps(array: pa.Array) -> list[Any]:
-        keys, items = byte_columns.entries(array)
+        keys, items = byte_columns.map_entries(array)
         pairs = list(zip(read_texts(keys, path), values(items), strict=True))
-        return [dict(pairs[begin:end]) for begin, end in pairwise(byte_columns.ends(array))]
+        return [dict(pairs[begin:end]) for begin, end in pairwise(byte_columns.list_bounds(array))]
 
     return convert_maps
 

@@ -42,12 +42,12 @@ def _as_they_are(array: pa.Array, _: str = "") -> list[Any]:
 
 def _integers_of_times(array: pa.Array, _: str) -> list[Any]:
     """Return days or microseconds: Python's own dates and times end at the year 9999."""
-    numbers: list[Any] = byte_columns.whole(array).tolist()
+    numbers: list[Any] = byte_columns.whole_numbers(array).tolist()
     return numbers
 
 
 def _whole_milliseconds(array: pa.Array, path: str) -> list[Any]:
-    micros = byte_columns.whole(array)
+    micros = byte_columns.whole_numbers(array)
     if (micros % 1000).any():
         fault = "the time has microseconds, and the schema keeps milliseconds; cut it in `select`"
         raise ValueError(f"field {path}: {fault}")
@@ -57,7 +57,7 @@ def _whole_milliseconds(array: pa.Array, path: str) -> list[Any]:
 
 def read_texts(array: pa.Array, path: str) -> list[Any]:
     """Return texts; raise ValueError for one that is not UTF-8."""
-    return [text.decode() for text in byte_columns.texts(array, path)]
+    return [text.decode() for text in byte_columns.encode_texts(array, path)]
 
 
 @dataclass(frozen=True, eq=False)

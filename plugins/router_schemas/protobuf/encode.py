@@ -123,7 +123,7 @@ class _Writers:
 
 
 def _tag(number: int, wire: int) -> bytes:
-    return byte_columns.varint(number << 3 | wire)
+    return byte_columns.encode_varint(number << 3 | wire)
 
 
 def _message(parts: list[tuple[int, Write]], exclusive: list[list[int]], path: str) -> Write:
@@ -134,7 +134,7 @@ def _message(parts: list[tuple[int, Write]], exclusive: list[list[int]], path: s
         for places in exclusive:
             if len(array) and (byte_columns.one_of([fields[place] for place in places]) > 1).any():
                 raise ValueError(f"field {path or '(the row)'}: two members of one oneof have a value")
-        return byte_columns.joined([write(fields[place]) for place, write in parts], len(array))
+        return byte_columns.join_rows([write(fields[place]) for place, write in parts], len(array))
 
     return write_structs
 
@@ -155,14 +155,14 @@ def _repeated(field: MessageField, value: Write, path: str) -> Write:
     tag = _tag(field.number, LEN)
 
     def write(array: pa.Array) -> ByteRows:
-        written = value(byte_columns.full(byte_columns.elements(array), path, _NO_NULL))
+        written = value(byte_columns.refuse_nulls(byte_columns.list_elements(array), path, _NO_NULL))
         # Each text, blob or message has its own tag; numbers share one.
         if wire == LEN:
             written = [tag + element for element in written]
-        lists = [b"".join(written[begin:end]) for begin, end in pairwise(byte_columns.ends(array))]
+        lists = [b"".join(written[begin:end]) for begin, end in pairwise(byte_columns.list_bounds(array))]
         if wire == LEN:
             return lists
-        return [tag + byte_columns.varint(len(packed)) + packed if packed else b"" for packed in lists]
+        return [tag + byte_columns.encode_varint(len(packed)) + packed if packed else b"" for packed in lists]
 
     return write
 
@@ -175,12 +175,12 @@ def _map(field: MessageField, key: Kind, value: Write, path: str) -> Write:
     tag = _tag(field.number, LEN)
 
     def write(array: pa.Array) -> ByteRows:
-        keys, items = byte_columns.entries(array)
-        values = value(byte_columns.full(items, path, _NO_NULL))
+        keys, items = byte_columns.map_entries(array)
+        values = value(byte_columns.refuse_nulls(items, path, _NO_NULL))
         pairs = zip(write_key(keys), values, strict=True)
         entries = [key_tag + key_bytes + value_tag + value_bytes for key_bytes, value_bytes in pairs]
         written = [tag + entry for entry in sized(entries)]
-        return [b"".join(written[begin:end]) for begin, end in pairwise(byte_columns.ends(array))]
+        return [b"".join(written[begin:end]) for begin, end in pairwise(byte_columns.list_bounds(array))]
 
     return write
 

@@ -19,7 +19,16 @@ import pyarrow.compute as pc
 
 from router_schemas.model import LARGEST_ID, VALUE_HEADER, WriterSchema
 from router_schemas.protobuf.decode import MessageReader, decode
-from router_schemas.wire_format import ADDED, FramedRows, about, at_rows, framed_rows, wanted, why, widened
+from router_schemas.wire_format import (
+    ADDED_COLUMNS,
+    FramedRows,
+    at_rows,
+    event_reasons,
+    framed_rows,
+    schema_columns,
+    wanted_writers,
+    widen_structs,
+)
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -56,7 +65,7 @@ class Events:
 
 
 def events(records: pa.RecordBatch, known: Events) -> pa.RecordBatch:
-    """Return `event`, `_error`, `_wanted` and the columns of ABOUT. Never raises for the content of a row.
+    """Return `event`, `_error`, `_wanted` and SCHEMA_COLUMNS. Never raises for the content of a row.
 
     Needs the columns `value` and `headers`. A null value is a tombstone: no event, and that as the reason.
     """
@@ -72,14 +81,14 @@ def read(rows: FramedRows, known: Events) -> pa.RecordBatch:
     """Return the columns of `events` for records whose schemas and payloads are found."""
     infos = [known.written.get(writer) for writer in rows.writers]
     decoded, faults = _decode_rows(rows, known, infos)
-    reasons = why(rows, infos, known.only, known.absence)
+    reasons = event_reasons(rows, infos, known.only, known.absence)
     if faults:
         has_fault = np.zeros(len(reasons), bool)
         has_fault[list(faults)] = True
         in_order = [faults[row] for row in sorted(faults)]
         reasons = pc.replace_with_mask(reasons, pa.array(has_fault), pa.array(in_order, pa.string()))
-    columns = [decoded, reasons, wanted(rows, infos, known.only), *about(rows, infos)]
-    return pa.RecordBatch.from_arrays(columns, names=["event", *ADDED.names])
+    columns = [decoded, reasons, wanted_writers(rows, infos, known.only), *schema_columns(rows, infos)]
+    return pa.RecordBatch.from_arrays(columns, names=["event", *ADDED_COLUMNS.names])
 
 
 def _decode_rows(
@@ -106,7 +115,7 @@ def _decode_rows(
             for row, reason in zip(place.tolist(), decoded.reasons.to_pylist(), strict=True):
                 if reason is not None:
                     faults[row] = reason
-        parts.append(widened(decoded.events, known.event))
+        parts.append(widen_structs(decoded.events, known.event))
         places.append(place)
     count = len(rows.payloads)
     if not parts:

@@ -57,31 +57,31 @@ class WrittenField:
 
 def sized(written: ByteRows) -> ByteRows:
     """Return the bytes of each row with their length in front."""
-    return [byte_columns.varint(len(row)) + row for row in written]
+    return [byte_columns.encode_varint(len(row)) + row for row in written]
 
 
 def _unsigned(bits: int, fixed: bool, target: WrittenField, array: pa.Array) -> ByteRows:
     fault = ValueError(f"field {target.path}: the number is below zero or has more than {bits} bits")
     # Only a decimal holds what has 64 bits and no sign.
     if hasattr(array.type, "scale"):
-        large = byte_columns.unscaled(array)
+        large = byte_columns.unscaled_integers(array)
         if any(not 0 <= number < 1 << bits for number in large):
             raise fault
         numbers = np.array(large, np.uint64)
     else:
-        signed = byte_columns.whole(array)
+        signed = byte_columns.whole_numbers(array)
         if len(signed) and (int(signed.min()) < 0 or int(signed.max()) >= 1 << bits):
             raise fault
         numbers = signed.view(np.uint64)
     if fixed:
-        return byte_columns.fixed(pa.array(numbers), f"<u{bits // 8}")
-    return byte_columns.varints(numbers)
+        return byte_columns.encode_fixed(pa.array(numbers), f"<u{bits // 8}")
+    return byte_columns.encode_varints(numbers)
 
 
 def _enum_numbers(target: WrittenField, array: pa.Array) -> ByteRows:
     """Return the numbers of an enum's names; a number without a name is read, and written, as its digits."""
-    numbers = [_enum_number(name, target) for name in byte_columns.texts(array, target.path)]
-    return byte_columns.varints(np.array(numbers, np.int64).view(np.uint64))
+    numbers = [_enum_number(name, target) for name in byte_columns.encode_texts(array, target.path)]
+    return byte_columns.encode_varints(np.array(numbers, np.int64).view(np.uint64))
 
 
 def _enum_number(name: bytes, target: WrittenField) -> int:
@@ -106,22 +106,22 @@ _TEN_THOUSAND_YEARS = (-315_576_000_000_000_000, 315_576_000_000_000_000)
 
 
 def _timestamps(target: WrittenField, array: pa.Array) -> ByteRows:
-    micros = byte_columns.whole(array)
-    byte_columns.within(micros, *_YEARS_1_TO_9999, target.path, "the time is outside the years 1 to 9999")
+    micros = byte_columns.whole_numbers(array)
+    byte_columns.check_bounds(micros, *_YEARS_1_TO_9999, target.path, "the time is outside the years 1 to 9999")
     return _seconds(micros // _SECOND, micros % _SECOND)
 
 
 def _durations(target: WrittenField, array: pa.Array) -> ByteRows:
-    micros = byte_columns.whole(array)
-    byte_columns.within(micros, *_TEN_THOUSAND_YEARS, target.path, "the duration is longer than 10 000 years")
+    micros = byte_columns.whole_numbers(array)
+    byte_columns.check_bounds(micros, *_TEN_THOUSAND_YEARS, target.path, "the duration is longer than 10 000 years")
     seconds = np.where(micros < 0, -(-micros // _SECOND), micros // _SECOND)  # both parts have the sign
     return _seconds(seconds, micros - seconds * _SECOND)
 
 
 def _seconds(seconds: NDArray[np.int64], micros: NDArray[np.int64]) -> ByteRows:
     """Return Timestamps or Durations: field 1 has the seconds, field 2 the nanoseconds; zeros are left out."""
-    whole = byte_columns.varints(seconds.view(np.uint64))
-    nanos = byte_columns.varints((micros * 1000).view(np.uint64))
+    whole = byte_columns.encode_varints(seconds.view(np.uint64))
+    nanos = byte_columns.encode_varints((micros * 1000).view(np.uint64))
     whole = [b"" if number == b"\0" else b"\x08" + number for number in whole]
     nanos = [b"" if number == b"\0" else b"\x10" + number for number in nanos]
     return [seconds_field + nanos_field for seconds_field, nanos_field in zip(whole, nanos, strict=True)]
@@ -183,7 +183,7 @@ _DEEPEST = 90
 
 def _json_messages(target: WrittenField, array: pa.Array) -> ByteRows:
     message_class = getattr(struct_pb2, target.of.rpartition(".")[2])
-    return [_json_message(text, message_class(), target) for text in byte_columns.texts(array, target.path)]
+    return [_json_message(text, message_class(), target) for text in byte_columns.encode_texts(array, target.path)]
 
 
 def _json_message(text: bytes, message: Any, target: WrittenField) -> bytes:
@@ -217,7 +217,7 @@ def _presence(array: pa.Array, of: str) -> pa.Array:
 
 def _checked_messages(target: WrittenField, array: pa.Array) -> ByteRows:
     """Return the bytes of messages as they are; refuse bytes that are none."""
-    blobs = byte_columns.blobs(array)
+    blobs = byte_columns.binary_values(array)
     for blob in blobs:
         try:
             target.message.FromString(blob)
@@ -267,56 +267,56 @@ class Kind(Enum):
         columns=(*_INTS, T.FloatType, T.DoubleType),
         declares=(T.DoubleType,),
         wire=I64,
-        write=lambda _, array: byte_columns.fixed(array, "<f8"),
+        write=lambda _, array: byte_columns.encode_fixed(array, "<f8"),
     )
     FLOAT = Description(
         arrow=pa.float32(),
         columns=(T.FloatType,),
         declares=(T.FloatType,),
         wire=I32,
-        write=lambda _, array: byte_columns.fixed(array, "<f4"),
+        write=lambda _, array: byte_columns.encode_fixed(array, "<f4"),
     )
     INT32 = Description(
         arrow=pa.int32(),
         columns=_INTS,
         declares=_INTS,
         wire=VARINT,
-        write=lambda _, array: byte_columns.varints(byte_columns.whole(array).view(np.uint64)),
+        write=lambda _, array: byte_columns.encode_varints(byte_columns.whole_numbers(array).view(np.uint64)),
     )
     SINT32 = Description(
         arrow=pa.int32(),
         columns=_INTS,
         declares=(),
         wire=VARINT,
-        write=lambda _, array: byte_columns.zigzags(byte_columns.whole(array)),
+        write=lambda _, array: byte_columns.encode_zigzags(byte_columns.whole_numbers(array)),
     )
     SFIXED32 = Description(
         arrow=pa.int32(),
         columns=_INTS,
         declares=(),
         wire=I32,
-        write=lambda _, array: byte_columns.fixed(array, "<i4"),
+        write=lambda _, array: byte_columns.encode_fixed(array, "<i4"),
     )
     INT64 = Description(
         arrow=pa.int64(),
         columns=_LONGS,
         declares=(T.LongType,),
         wire=VARINT,
-        write=lambda _, array: byte_columns.varints(byte_columns.whole(array).view(np.uint64)),
+        write=lambda _, array: byte_columns.encode_varints(byte_columns.whole_numbers(array).view(np.uint64)),
     )
     SINT64 = Description(
         arrow=pa.int64(),
         columns=_LONGS,
         declares=(),
         wire=VARINT,
-        write=lambda _, array: byte_columns.zigzags(byte_columns.whole(array)),
+        write=lambda _, array: byte_columns.encode_zigzags(byte_columns.whole_numbers(array)),
     )
     SFIXED64 = Description(
         arrow=pa.int64(),
         columns=_LONGS,
         declares=(),
         wire=I64,
-        write=lambda _, array: byte_columns.fixed(array, "<i8"),
+        write=lambda _, array: byte_columns.encode_fixed(array, "<i8"),
     )
     UINT32 = Description(
         arrow=pa.int64(),
@@ -354,21 +354,21 @@ class Kind(Enum):
         columns=(T.BooleanType,),
         declares=(T.BooleanType,),
         wire=VARINT,
-        write=lambda _, array: byte_columns.booleans(array),
+        write=lambda _, array: byte_columns.encode_booleans(array),
     )
     STRING = Description(
         arrow=pa.string(),
         columns=(T.StringType,),
         declares=(T.StringType,),
         wire=LEN,
-        write=lambda target, array: sized(byte_columns.texts(array, target.path)),
+        write=lambda target, array: sized(byte_columns.encode_texts(array, target.path)),
     )
     BYTES = Description(
         arrow=pa.binary(),
         columns=(T.BinaryType,),
         declares=(T.BinaryType,),
         wire=LEN,
-        write=lambda _, array: sized(byte_columns.blobs(array)),
+        write=lambda _, array: sized(byte_columns.binary_values(array)),
     )
     ENUM = Description(
         arrow=pa.string(),

@@ -27,7 +27,7 @@ from router_schemas.protobuf.descriptors import (
 )
 from router_schemas.protobuf.events import ANY, WRAPPED, Events, Wrapped, type_at
 from router_schemas.protobuf.merge import MessageVersion, merge
-from router_schemas.wire_format import WHOLE, at_index
+from router_schemas.wire_format import ONLY_WRITER, at_index
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -159,7 +159,7 @@ class OneMessage(Library[Events]):
 
     def __init__(self, files: Files, message: str, wire_format: WireFormat, header: str = VALUE_HEADER) -> None:
         use = files.use_of_message(message)
-        writers = [WHOLE]
+        writers = [ONLY_WRITER]
         if wire_format != "none":
             writers = [at_index(path) for path in message_indexes_of(files.descriptors, message)]
         self.uses = dict.fromkeys(writers, use)

@@ -17,7 +17,7 @@ from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
 from router.testing import check_decoder
 from router_decoders import Auto, Avro, Protobuf
 from router_schemas.model import VALUE_HEADER
-from router_schemas.wire_format import guid_header, pack
+from router_schemas.wire_format import guid_header, pack_value
 from tests.engine.conftest import EITHER
 from tests.engine.parts import Named, Where
 from tests.engine.query import RAW, records
@@ -94,7 +94,7 @@ def test_a_guid_that_comes_unannounced_is_resolved_within_the_batch(
     headed = {VALUE_HEADER: guid_header(faulty.book.guid(number), path)}
     query = begin(kind.model_validate({"registry": faulty.url, "subjects": ["bets"]}))
 
-    report = query.take(with_headers([good, pack(number, path, good), good, None], [headed, None, None, headed]))
+    report = query.take(with_headers([good, pack_value(number, path, good), good, None], [headed, None, None, headed]))
 
     assert (report.decoded, report.dead_letters) == (2, 2)
     assert [row["amount"] for row in query.rows("silver.uno", "amount")] == [5, 5]
@@ -113,13 +113,13 @@ def test_formats_that_are_mixed_in_one_topic_are_learnt_within_the_batch(
             "JSON": json.dumps(schema),
         }.items()
     }
-    in_json = pack(ids["JSON"], None, b'{"game":"uno","amount":6}')
-    in_avro = pack(ids["AVRO"], None, bet_in_avro(game="uno", amount=5))
-    in_protobuf = pack(ids["PROTOBUF"], (0,), proto.bytes("Bet", game="uno", amount=7))
+    in_json = pack_value(ids["JSON"], None, b'{"game":"uno","amount":6}')
+    in_avro = pack_value(ids["AVRO"], None, bet_in_avro(game="uno", amount=5))
+    in_protobuf = pack_value(ids["PROTOBUF"], (0,), proto.bytes("Bet", game="uno", amount=7))
     query = begin(Auto.model_validate({"registry": faulty.url, "subjects": ["bets-JSON"]}))
 
     alone = query.take(records([in_json, b"{}"]))
-    mixed = query.take(records([in_avro, in_json, in_protobuf, pack(99, None, b"")], first=2))
+    mixed = query.take(records([in_avro, in_json, in_protobuf, pack_value(99, None, b"")], first=2))
 
     assert (alone.decoded, alone.dead_letters) == (1, 1)
     assert (mixed.decoded, mixed.dead_letters) == (3, 1)
@@ -160,7 +160,7 @@ def test_avro_is_read_with_a_file(begin: Callable[..., Query], proto: Proto, wir
     fingerprint = fastavro.schema.fingerprint(fastavro.schema.to_parsing_canonical_form(BET), "CRC-64-AVRO")
     framed = {
         "none": body,
-        "confluent": pack(9, None, body),
+        "confluent": pack_value(9, None, body),
         "single_object": b"\xc3\x01" + bytes.fromhex(fingerprint) + body,
     }
     query = begin(Avro.model_validate({"schema_file": "bet.avsc", "wire_format": wire_format}))
@@ -193,4 +193,4 @@ def test_files_keep_the_contract(spark: SparkSession, proto: Proto, lake: Lake, 
         )
     )
 
-    check_decoder(spark, prepared.refresh(frozenset()), [good if wire_format == "none" else pack(3, path, good)])
+    check_decoder(spark, prepared.refresh(frozenset()), [good if wire_format == "none" else pack_value(3, path, good)])

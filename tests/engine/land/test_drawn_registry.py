@@ -29,7 +29,7 @@ from router_schemas.model import RegisteredSchema, ResolvedSchema
 from router_schemas.protobuf.descriptors import descriptors, message_of
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryOptions
-from router_schemas.wire_format import pack
+from router_schemas.wire_format import pack_value
 from router_sinks import Delta, Tables, Upsert
 from tests.engine.parts import Copy
 from tests.engine.query import records
@@ -200,7 +200,7 @@ class DrawnAvro:
         event["game"] = self.chance.choice(["uno", "go", "chess"])
         written = BytesIO()
         fastavro.schemaless_writer(written, fastavro.parse_schema(json.loads(self.schema())), event)
-        return pack(number, None, written.getvalue())
+        return pack_value(number, None, written.getvalue())
 
 
 PROTO_KINDS = (
@@ -270,7 +270,7 @@ class DrawnProtobuf:
         message = message_factory.GetMessageClass(message_of(files, "drawn.Bet"))()
         self.fill(message, 2)
         message.game = self.chance.choice(["uno", "go", "chess"])
-        return pack(number, (0,), message.SerializeToString())
+        return pack_value(number, (0,), message.SerializeToString())
 
     def fill(self, message: Message, levels: int) -> None:
         for one in message.DESCRIPTOR.fields:

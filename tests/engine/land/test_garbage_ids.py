@@ -14,7 +14,7 @@ from router.config.models import Route
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
 from router.engine.land import task
 from router_decoders import Auto, JsonSchema
-from router_schemas.wire_format import pack
+from router_schemas.wire_format import pack_value
 from tests.engine.parts import Fixed, Where
 from tests.engine.query import records
 
@@ -67,8 +67,8 @@ def test_garbage_is_not_decoded_again_and_a_new_schema_among_it_is(
     """Without it a batch of 2 000 records with one random id takes three times as long, at each such batch."""
     first = add(faulty, "game")
     query = begin()
-    good = pack(first, None, b'{"game":"uno"}')
-    garbage = [pack(number, None, b"{}") for number in GARBAGE]
+    good = pack_value(first, None, b'{"game":"uno"}')
+    garbage = [pack_value(number, None, b"{}") for number in GARBAGE]
 
     with caplog.at_level(logging.INFO, "router"):
         report = query.take(records([good, *garbage]))
@@ -89,7 +89,7 @@ def test_garbage_is_not_decoded_again_and_a_new_schema_among_it_is(
     other = faulty.book.add("others", json.dumps({"title": "Win", "properties": {"won": {"type": "string"}}}), "JSON")
     monkeypatch.setattr(task, "WANTED", 7)
     with caplog.at_level(logging.INFO, "router"):
-        report = query.take(records([good, *garbage[:20], pack(other, None, b'{"won":"all"}')], first=202))
+        report = query.take(records([good, *garbage[:20], pack_value(other, None, b'{"won":"all"}')], first=202))
     assert (report.decoded, report.dead_letters) == (2, 20)
     assert AGAIN in caplog.text
     assert {row["won"] for row in query.rows("silver.bets")} == {None, "all"}
@@ -102,11 +102,11 @@ def test_a_refused_id_is_a_dead_letter_and_nothing_else(
     """Without it one record ends the stream at every start."""
     first = add(faulty, "game")
     faulty.refused["/schemas/ids/77"] = status
-    good = pack(first, None, b'{"game":"uno"}')
+    good = pack_value(first, None, b'{"game":"uno"}')
 
     for start, query in enumerate((begin(), begin())):
         query.taken = {number: records([]) for number in range(start)}
-        report = query.take(records([good, pack(77, None, b"{}"), good], first=3 * start))
+        report = query.take(records([good, pack_value(77, None, b"{}"), good], first=3 * start))
         assert (report.decoded, report.dead_letters) == (2, 1)
         (reason,) = query.letters("reason", offset=3 * start + 1)
         assert f"schema 77: it answers {status}" in reason
@@ -118,7 +118,7 @@ def test_records_of_known_schemas_land_while_the_registry_is_unavailable(
 ) -> None:
     """Without it a stream stands still, or does not start, for a registry that it does not need."""
     first = add(faulty, "game")
-    good = pack(first, None, b'{"game":"uno"}')
+    good = pack_value(first, None, b'{"game":"uno"}')
     begin().take(records([good]))
     faulty.fails(fault)
 
@@ -128,8 +128,8 @@ def test_records_of_known_schemas_land_while_the_registry_is_unavailable(
 
     assert (report.decoded, report.dead_letters) == (2, 0)
     with pytest.raises(ConnectionError, match="waiting for the schema registry"):
-        query.take(records([good, pack(88, None, b"{}")], first=3))
+        query.take(records([good, pack_value(88, None, b"{}")], first=3))
     faulty.fails("")
     query.taken.pop(2)
-    report = query.take(records([good, pack(88, None, b"{}")], first=3))
+    report = query.take(records([good, pack_value(88, None, b"{}")], first=3))
     assert (report.decoded, report.dead_letters) == (1, 1)

@@ -23,7 +23,7 @@ from router_schemas.model import RegisteredSchema, ResolvedSchema
 from router_schemas.protobuf.descriptors import descriptors, message_of
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryOptions
-from router_schemas.wire_format import pack
+from router_schemas.wire_format import pack_value
 from tests.engine.conftest import EITHER
 from tests.engine.parts import Fixed, Named, Where
 from tests.engine.query import RUN, records
@@ -55,7 +55,7 @@ def protobuf(client: RegistryClient, package: str, version: int, values: dict[st
     number = client.register(f"{package}-value", "PROTOBUF", source)
     files = descriptors(ResolvedSchema(RegisteredSchema(number, "PROTOBUF", source)))
     message = message_factory.GetMessageClass(message_of(files, f"{package}.Bet"))()
-    return pack(number, (0,), ParseDict(values, message).SerializeToString())
+    return pack_value(number, (0,), ParseDict(values, message).SerializeToString())
 
 
 def avro(client: RegistryClient, package: str, version: int, values: dict[str, Any]) -> bytes:
@@ -64,7 +64,7 @@ def avro(client: RegistryClient, package: str, version: int, values: dict[str, A
     number = client.register(f"{package}-value", "AVRO", json.dumps(schema))
     written = BytesIO()
     fastavro.schemaless_writer(written, fastavro.parse_schema(schema), values)
-    return pack(number, None, written.getvalue())
+    return pack_value(number, None, written.getvalue())
 
 
 WRITERS = {"avro": avro, "protobuf": protobuf}
@@ -198,7 +198,7 @@ def test_two_topics_that_share_a_schema_diverge(
         shared = client.register(f"{bills}-value", "AVRO", first_schema)
         assert client.register(f"{orders}-value", "AVRO", first_schema) == shared
         client.register(f"{bills}-value", "AVRO", bills_schema)
-        first = pack(shared, None, first_record)
+        first = pack_value(shared, None, first_record)
         preparation = Preparation(
             Path(lake.root),
             False,
@@ -218,7 +218,7 @@ def test_two_topics_that_share_a_schema_diverge(
         assert set(query.rows("silver.orders")[0]) == {"id", "subject", "schema_version"}
 
         own = client.register(f"{orders}-value", "AVRO", orders_schema)
-        report = query.take(records([first, pack(own, None, orders_record)], first=1))
+        report = query.take(records([first, pack_value(own, None, orders_record)], first=1))
 
     assert (report.decoded, report.dead_letters) == (2, 0)
     rows = query.rows("silver.orders")

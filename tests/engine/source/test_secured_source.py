@@ -24,7 +24,7 @@ from router.engine.stream import run
 from router.registry import load_registry
 from router_demo.embedded import HOST, find_java, free_ports
 from router_demo.registry import subject_in
-from router_schemas.wire_format import pack
+from router_schemas.wire_format import pack_value
 from tests.conftest import LightKafka
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def test_confluent_cloud(
     url, said = locked
     with subject_in(schema_registry.url, "secured-value") as subject:
         number = subject.register("AVRO", SCHEMA)
-    send(secured, "secured", pack(number, None, b"\x06uno"))
+    send(secured, "secured", pack_value(number, None, b"\x06uno"))
     text = secured_text(page(0), secured, "secured").replace("s3://lake/games", str(tmp_path / "lake"))
     environ = {"BOOTSTRAP": "-", "API_KEY": "key", "API_SECRET": "secret", "REGISTRY": url}
     environ |= {"REGISTRY_KEY": "reader", "REGISTRY_SECRET": "hush"}
