@@ -37,7 +37,7 @@ from router.engine.stream import RunOptions, run
 from router.registry import load_registry
 from router_demo.kafka import EmbeddedKafka
 from router_demo.registry import EmbeddedRegistry, subject_in
-from router_schemas.registry_client import AT_ONCE
+from router_schemas.registry_client import REQUESTS_AT_ONCE
 from router_schemas.wire_format import pack_value
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ def main(rounds: int) -> None:
 
 def _warm(url: str, ids: Iterator[int]) -> None:
     """Ask for ids, as others have for days: a registry's first hundreds of answers take a multiple of later ones."""
-    with requests.Session() as session, ThreadPoolExecutor(AT_ONCE) as threads:
-        session.mount(url, HTTPAdapter(pool_maxsize=AT_ONCE))
+    with requests.Session() as session, ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
+        session.mount(url, HTTPAdapter(pool_maxsize=REQUESTS_AT_ONCE))
         for answer in threads.map(lambda key: session.get(f"{url}/schemas/ids/{key}"), islice(ids, WARMING)):
             if answer.status_code != NOT_FOUND:
                 raise SystemExit(f"{answer.url}: {answer.status_code}")

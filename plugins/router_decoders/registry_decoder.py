@@ -132,7 +132,7 @@ class RegistryDecoder(ArrowDecoder):
             return SchemaResolver(self._files, preparation.memory)
         assert self.registry is not None  # callers have a registry
         subject = next(iter(subjects or self.subjects), "")
-        return SchemaResolver.opened(self.registry, preparation.folder, preparation.memory, subject)
+        return SchemaResolver.open_registry(self.registry, preparation.folder, preparation.memory, subject)
 
     def counted_subjects(self, preparation: Preparation, named: tuple[str, ...] | None = None) -> CountedSubjects:
         """Return the subjects that count: those of the configuration, or `named`, or those of the strategy."""
@@ -143,7 +143,7 @@ class RegistryDecoder(ArrowDecoder):
     def id_and_file(self, schema: Path | None) -> tuple[int, Path]:
         """Return the id and the file of the schema that a route test writes an event with; raise ValueError."""
         if self._files is not None:
-            id_and_file: tuple[int, Path] = self._files.chosen(schema)
+            id_and_file: tuple[int, Path] = self._files.choose_file(schema)
             return id_and_file
         file = self._folder / getattr(self, self._set_sources()[0])
         if schema not in (None, file):

@@ -219,7 +219,7 @@ def _with_imports(client: RegistryClient, schema: RegisteredSchema) -> ResolvedS
     """Return a schema with the schemas that it refers to."""
     from router_schemas.resolver import References
 
-    return ResolvedSchema(schema, References(client).imports(schema))
+    return ResolvedSchema(schema, References(client).imports_of(schema))
 
 
 def framed(array: pa.Array, prefix: bytes, write: Write) -> Encoded:

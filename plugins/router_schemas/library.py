@@ -16,13 +16,13 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from router_schemas.model import (
-    HOLD,
+    UNKNOWN_HOLD_SECONDS,
     VALUE_HEADER,
     ResolvedSchema,
     SchemaInfo,
     SchemaOrigin,
     WriterSchema,
-    refusals,
+    log_refusals,
 )
 from router_schemas.subject_names import CountedSubjects
 from router_schemas.wire_format import schema_bytes
@@ -196,25 +196,25 @@ class RegistryLibrary(Library[M], Generic[U, M]):
         """Return the writers' schemas of all versions: the messages that are used of a subject, or the first."""
         messages: dict[str, set[str]] = {subject: set() for subject in self.subjects}
         for writer, resolved in self.resolved.items():
-            for subject, _ in self.counted.among(resolved.schema.subjects, self.uses[writer].name):
+            for subject, _ in self.counted.counted_versions(resolved.schema.subjects, self.uses[writer].name):
                 messages.setdefault(subject, set()).add(WriterSchema.of(writer).message)
         writers = []
         for subject, used in messages.items():
-            for schema_id in self.schemas.poll([subject]):
+            for schema_id in self.schemas.poll_subjects([subject]):
                 writers += [str(WriterSchema(schema_id, message)) for message in used or {""}]
         return writers
 
     def _learn_writers(self, writers: Iterable[str]) -> None:
         known_writers = self._known_writers()
         new = {writer: WriterSchema.of(writer) for writer in writers if writer not in known_writers}
-        resolved = self.schemas.resolved(_schema_key(writer) for writer in new.values())
+        resolved = self.schemas.resolve_ids(_schema_key(writer) for writer in new.values())
         for text, writer in new.items():
             self._add_schema(text, writer, resolved[_schema_key(writer)])
 
     def _add_schema(self, text: str, writer: WriterSchema, resolved: ResolvedSchema | Unknown) -> None:
         if not isinstance(resolved, ResolvedSchema):
             if not resolved.is_absent:
-                self.unknown[text] = resolved.reason, self.clock() + HOLD
+                self.unknown[text] = resolved.reason, self.clock() + UNKNOWN_HOLD_SECONDS
             return
         if resolved.schema.kind != self.kind:
             self.faults[text] = f"schema {resolved.schema.id} is {resolved.schema.kind}, not {self.kind}"
@@ -230,7 +230,7 @@ class RegistryLibrary(Library[M], Generic[U, M]):
         origin = SchemaOrigin.of(resolved)
         use = self.use_of_schema(writer, resolved, origin)
         # Which subjects count may depend on the record's name, and only its use has that.
-        counted = self.counted.among(resolved.schema.subjects, use.name)
+        counted = self.counted.counted_versions(resolved.schema.subjects, use.name)
         if counted:
             counted_origin = SchemaOrigin.of(replace(resolved, schema=replace(resolved.schema, subjects=counted)))
         else:
@@ -330,7 +330,7 @@ class EventMaking(ABC, Generic[K, N, R]):
         # One version can have several keys: it is merged once.
         versions = {use.origin.label: use for use in uses.values()}
         merged, conflicts = self.merge_versions([*versions.values()])
-        refused = refusals(conflicts)
+        refused = log_refusals(conflicts)
         reasons = {key: info.reason for key, info in self.written.items() if key in uses}
         for key, use in uses.items():
             if use.origin.label in refused:
@@ -432,7 +432,7 @@ class AnyFormat(Library[Formats]):
         named = set(wanted)
         polled: list[str] = []
         if not wanted or self._made is None:
-            polled = [str(WriterSchema(schema_id)) for schema_id in sorted(self._schemas.poll(self._subjects))]
+            polled = [str(WriterSchema(schema_id)) for schema_id in sorted(self._schemas.poll_subjects(self._subjects))]
         made = self._learn_formats([*wanted, *polled], named)
         refused = list(chain.from_iterable(library.faults for library in self._libraries.values()))
         if not self._is_known(refused):  # a subject of one format has a version of another
@@ -471,7 +471,7 @@ class AnyFormat(Library[Formats]):
     def _find_kinds(self, texts: Iterable[str]) -> dict[str, Kind | None]:
         """Return the format of each schema, None for one that the registry does not give."""
         schemas = {text: WriterSchema.of(text).schema for text in texts}
-        resolved = self._schemas.resolved(schema for schema in schemas.values() if schema is not None)
+        resolved = self._schemas.resolve_ids(schema for schema in schemas.values() if schema is not None)
         kinds: dict[str, Kind | None] = {}
         for text, schema in schemas.items():
             if schema is not None:

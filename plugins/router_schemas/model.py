@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 Kind = Literal["AVRO", "PROTOBUF", "JSON"]
-HOLD = 60.0
+UNKNOWN_HOLD_SECONDS = 60.0
 """Seconds for which a schema that a registry does not give stays unknown before it is asked for again."""
 LARGEST_ID = 2**31 - 1
 """Ids are Java's int; some registries answer nonsense to others, which any garbage can contain."""
@@ -109,10 +109,12 @@ KEY_HEADER = "__key_schema_id"
 """Record headers that Confluent's clients put GUIDs into."""
 FULL_NAME = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
 """Names with dots between them: the full name of a record or message, or a path of fields."""
-FIRST = (0,)
+FIRST_MESSAGE = (0,)
 """The message index of a file's first message."""
-_GUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_TEXT = re.compile(rf"(?:message (?P<message>[^ ]+))?(?:(?:^| of )schema (?:(?P<id>\d{{1,10}})|(?P<guid>{_GUID})))?")
+_GUID_PATTERN = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_WRITER_PATTERN = re.compile(
+    rf"(?:message (?P<message>[^ ]+))?(?:(?:^| of )schema (?:(?P<id>\d{{1,10}})|(?P<guid>{_GUID_PATTERN})))?"
+)
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ class WriterSchema:
     @staticmethod
     def of(text: str) -> WriterSchema:
         """Parse the text of a writer's schema; raise ValueError for any other text."""
-        match = _TEXT.fullmatch(text)
+        match = _WRITER_PATTERN.fullmatch(text)
         if match is None or not text:
             raise ValueError(f"{text[:100]!r} is no name of a schema and message, such as `schema 17`")
         schema: int | UUID | None = None
@@ -150,16 +152,16 @@ class WriterSchema:
     def path(self) -> tuple[int, ...] | None:
         """Return the message index of the message; None if the message is given by its name."""
         if not self.message:
-            return FIRST
+            return FIRST_MESSAGE
         steps = self.message.split(".")
         if not all(step.isdecimal() for step in steps):
             return None
         return tuple(int(step) for step in steps)
 
 
-def dotted(path: Sequence[int]) -> str:
+def dotted_index(path: Sequence[int]) -> str:
     """Return a message index as the `message` of a WriterSchema."""
-    return "" if tuple(path) == FIRST else ".".join(map(str, path))
+    return "" if tuple(path) == FIRST_MESSAGE else ".".join(map(str, path))
 
 
 Taken = Mapping[str, tuple[T.DataType, str]]
@@ -218,7 +220,7 @@ class SchemaConflict:
         return f"{place} differs between {self.old} and {self.new}: {self.what}"
 
 
-def refusals(conflicts: Iterable[SchemaConflict]) -> dict[str, str]:
+def log_refusals(conflicts: Iterable[SchemaConflict]) -> dict[str, str]:
     """Return the reason for each version that was refused, which is its first conflict, and log it as a warning."""
     reasons: dict[str, str] = {}
     for conflict in conflicts:
@@ -228,7 +230,7 @@ def refusals(conflicts: Iterable[SchemaConflict]) -> dict[str, str]:
     return reasons
 
 
-REFUSED = re.compile(r"[ ,;{}()\t\n\r=]|[\x00-\x1f]")
+REFUSED_CHARACTERS = re.compile(r"[ ,;{}()\t\n\r=]|[\x00-\x1f]")
 """Characters that no name of a column can have."""
 
 
@@ -245,7 +247,7 @@ def column_names(fields: Iterable[str]) -> dict[str, str]:
     columns: dict[str, str] = {}
     taken: set[str] = set()
     for name in fields:
-        column = REFUSED.sub("_", name) or "_"
+        column = REFUSED_CHARACTERS.sub("_", name) or "_"
         digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
         digits = 6
         chosen = column

@@ -59,21 +59,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-AT_ONCE = 20
+REQUESTS_AT_ONCE = 20
 """Requests that a registry gets at the same time: garbage can look like prefixes with as many ids as there are rows.
 With 16 a hundred ids are seven rounds, 14 s with a registry that takes two."""
 MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
-UNKNOWN = {40401, 40402, 40403}
+UNKNOWN_CODES = {40401, 40402, 40403}
 """Codes for no such subject, version, schema. A 404 without one comes from a proxy or a wrong path, not from a registry
 that looked."""
-UNADDRESSABLE = {400, 404, 414, 422, 431}
+UNADDRESSABLE_STATUSES = {400, 404, 414, 422, 431}
 """What servers answer when a name cannot be part of a URL there."""
-MISSING_ROUTE = {404, 405}
+MISSING_ROUTE_STATUSES = {404, 405}
 """What servers answer to a route that they do not have."""
-REDIRECTS = {301, 302, 303, 307, 308}
+REDIRECT_STATUSES = {301, 302, 303, 307, 308}
 MOST_REDIRECTS = 5
-FIRST_PAUSE = 0.2
-LONGEST_PAUSE = 5.0
+FIRST_RETRY_SECONDS = 0.2
+LONGEST_RETRY_SECONDS = 5.0
 """Seconds: a pause between two rounds is random, between none and twice the last one's most."""
 
 
@@ -96,14 +96,14 @@ class RegistryClient:
         """What qualifies the subjects of the context that ids are of, `:.games:`; empty if the URL decides."""
         self._answering = 0
         self._session = requests.Session()
-        self._session.auth = login(registry)
+        self._session.auth = make_login(registry)
         # Without room for all connections requests would close and open some for each answer.
         for scheme in ("http://", "https://"):
-            self._session.mount(scheme, HTTPAdapter(pool_maxsize=AT_ONCE))
+            self._session.mount(scheme, HTTPAdapter(pool_maxsize=REQUESTS_AT_ONCE))
         # not compressed: a few bytes could grow to any length
         self._session.headers.update({"Accept": f"{MEDIA_TYPE}, application/json", "Accept-Encoding": "identity"})
         self._session.headers.update({name: value.get_secret_value() for name, value in registry.headers.items()})
-        certificate = _certificate(registry)
+        certificate = _client_certificate(registry)
         # Proxies and authorities of the environment are looked up once for each URL: `requests` would go through all
         # variables with every request, which is a quarter of what it costs.
         self._settings = {
@@ -114,7 +114,7 @@ class RegistryClient:
         self._retrying = Retrying(
             retry=retry_if_exception_type(RegistryAway),
             stop=stop_after_attempt(registry.attempts),
-            wait=wait_random_exponential(multiplier=FIRST_PAUSE, max=LONGEST_PAUSE),
+            wait=wait_random_exponential(multiplier=FIRST_RETRY_SECONDS, max=LONGEST_RETRY_SECONDS),
             sleep=sleep,
             reraise=True,
         )
@@ -145,25 +145,27 @@ class RegistryClient:
         """Close the connections; a later request opens new ones."""
         self._session.close()
 
-    def check(self) -> None:
+    def check_login(self) -> None:
         """Ask for something small that every registry has: does it respond, and take this login?"""
-        self._ask("/subjects", NAMES)
+        self._ask_registry("/subjects", NAMES_ANSWER)
 
     def by_id(self, schema_id: int) -> RegisteredSchema:
         """Return the schema of an id, without its subjects."""
-        return _registered(
-            schema_id, self._ask(f"/schemas/ids/{schema_id:d}{self._of_subject('?')}", SCHEMA), self.name
+        return _registered_schema(
+            schema_id,
+            self._ask_registry(f"/schemas/ids/{schema_id:d}{self._of_subject('?')}", SCHEMA_ANSWER),
+            self.name,
         )
 
     def subjects_of(self, schema_id: int) -> tuple[tuple[str, int], ...]:
         """Return every (subject, version) of an id, also deleted ones; none if the registry has no such route."""
         try:
             route = f"/schemas/ids/{schema_id:d}/versions?deleted=true{self._of_subject('&')}"
-            pairs = self._ask(route, PAIRS)
+            pairs = self._ask_registry(route, SUBJECT_VERSIONS_ANSWER)
         except NotFound:
             return ()
         except RegistryRefuses as refusal:
-            if refusal.status in MISSING_ROUTE:
+            if refusal.status in MISSING_ROUTE_STATUSES:
                 return ()
             raise
         return tuple(sorted((pair.subject, pair.version) for pair in pairs))
@@ -175,9 +177,9 @@ class RegistryClient:
         """
         route = f"/schemas/guids/{guid}/ids"
         try:
-            answer = self._ask(route, CONTEXT_IDS)
+            answer = self._ask_registry(route, CONTEXT_IDS_ANSWER)
         except RegistryRefuses as refusal:
-            if refusal.status not in MISSING_ROUTE:
+            if refusal.status not in MISSING_ROUTE_STATUSES:
                 raise
             # A registry without this route, or a wrong url? The second one is a fault of the configuration.
             self._check_api()
@@ -186,7 +188,7 @@ class RegistryClient:
             )
             raise NotFound(refusal.where, problem, refusal.status) from None
         ids = {pair.context: pair.id for pair in answer}
-        context = self.context.strip(":") or _context(self._registry.url[0])
+        context = self.context.strip(":") or _context_of_url(self._registry.url[0])
         if context not in ids:
             others = f", only in {', '.join(sorted(ids))[:200]}" if ids else ""
             raise NotFound(self._registry.url[0] + route, f"there is none in the context {context}{others}", 404)
@@ -194,40 +196,44 @@ class RegistryClient:
 
     def versions(self, subject: str) -> tuple[int, ...]:
         """Return the versions of a subject in their order, without deleted ones."""
-        numbers = self._ask(f"/subjects/{_quoted(subject, self.name)}/versions", NUMBERS)
+        numbers = self._ask_registry(f"/subjects/{_quote_subject(subject, self.name)}/versions", VERSIONS_ANSWER)
         return tuple(sorted(numbers))
 
     def version(self, subject: str, version: int) -> RegisteredSchema:
         """Return one version of a subject, also a deleted one: others may still refer to it."""
-        route = f"/subjects/{_quoted(subject, self.name)}/versions/{version:d}?deleted=true"
+        route = f"/subjects/{_quote_subject(subject, self.name)}/versions/{version:d}?deleted=true"
         try:
-            answer = self._ask(route, VERSION)
+            answer = self._ask_registry(route, VERSION_ANSWER)
         except RegistryRefuses as refusal:
-            if refusal.status not in UNADDRESSABLE:
+            if refusal.status not in UNADDRESSABLE_STATUSES:
                 raise
             # Subjects are chosen by whoever registers a schema: a bad one is no fault of the configuration.
             raise NotFound(refusal.where, refusal.what, refusal.status) from None
-        return _registered(answer.id, answer, self.name)
+        return _registered_schema(answer.id, answer, self.name)
 
     def register(self, subject: str, kind: Kind, text: str, references: Iterable[Reference] = ()) -> int:
         """Register a schema and return its id; the id it has, when it is registered already."""
-        body = _body(kind, text, references)
-        return self._ask(f"/subjects/{_quoted(subject, self.name)}/versions", ID, "POST", body).id
+        body = _schema_body(kind, text, references)
+        return self._ask_registry(
+            f"/subjects/{_quote_subject(subject, self.name)}/versions", ID_ANSWER, "POST", body
+        ).id
 
     def lookup(self, subject: str, kind: Kind, text: str, references: Iterable[Reference] = ()) -> int:
         """Return the id of a schema under a subject; raise NotFound if it is not registered there."""
-        return self._ask(f"/subjects/{_quoted(subject, self.name)}", ID, "POST", _body(kind, text, references)).id
+        return self._ask_registry(
+            f"/subjects/{_quote_subject(subject, self.name)}", ID_ANSWER, "POST", _schema_body(kind, text, references)
+        ).id
 
     def set_compatibility(self, subject: str, level: str) -> None:
         """Set which changes a subject takes: NONE, BACKWARD, FORWARD, FULL, or one of them with _TRANSITIVE."""
-        self._ask(f"/config/{_quoted(subject, self.name)}", ANYTHING, "PUT", {"compatibility": level})
+        self._ask_registry(f"/config/{_quote_subject(subject, self.name)}", ANY_ANSWER, "PUT", {"compatibility": level})
 
     def _check_api(self) -> None:
         """Raise RegistryRefuses if the url leads to a server that does not answer as a registry does."""
         with suppress(NotFound):
             self.by_id(LARGEST_ID)
 
-    def _ask(self, route: str, kind: TypeAdapter[T], method: str = "GET", body: Any = None) -> T:
+    def _ask_registry(self, route: str, kind: TypeAdapter[T], method: str = "GET", body: Any = None) -> T:
         answer: T = self._retrying(self._ask_in_turn, route, kind, method, body)
         return answer
 
@@ -246,25 +252,27 @@ class RegistryClient:
                 return answer
         if len(faults) == 1:
             raise faults[0]
-        problem = "; ".join(f"{_origin(fault.where)}: {fault.what}" for fault in faults)
+        problem = "; ".join(f"{_origin_of(fault.where)}: {fault.what}" for fault in faults)
         raise RegistryAway(self._registry.url[0] + route, f"none of {len(urls)} URLs answers: {problem}")
 
     def _ask_url(self, server: str, route: str, kind: TypeAdapter[T], method: str, body: Any) -> T:
         url = server + route
-        answer = self._send(method, url, body, self._settings[server])
+        answer = self._send_request(method, url, body, self._settings[server])
         if not 200 <= answer.status < 300:
-            raise self._fault(url, answer)
+            raise self._answer_fault(url, answer)
         try:
             return kind.validate_json(answer.body)
         except ValidationError:
-            problem = f"the answer is not that of a registry: {self._excerpt(answer)}; is the path of the url right?"
+            problem = (
+                f"the answer is not that of a registry: {self._body_excerpt(answer)}; is the path of the url right?"
+            )
             raise RegistryAway(url, problem, answer.status) from None
 
-    def _send(self, method: str, url: str, body: Any, settings: Mapping[str, Any]) -> Answer:
+    def _send_request(self, method: str, url: str, body: Any, settings: Mapping[str, Any]) -> Answer:
         """Send one request; follow redirects within one server only, so that no login goes to another."""
         place = url
         for _ in range(MOST_REDIRECTS):
-            answer = _answer(
+            answer = _read_answer(
                 self._session,
                 method,
                 place,
@@ -275,18 +283,20 @@ class RegistryClient:
                 verify=settings["verify"],
                 cert=settings["cert"],
             )
-            if answer.status not in REDIRECTS:
+            if answer.status not in REDIRECT_STATUSES:
                 return answer
             target = urljoin(place, answer.location)
-            if method != "GET" or _origin(target) != _origin(place):
-                problem = f"it redirects to {_origin(target)}, which is not followed; if that is right, make it the url"
+            if method != "GET" or _origin_of(target) != _origin_of(place):
+                problem = (
+                    f"it redirects to {_origin_of(target)}, which is not followed; if that is right, make it the url"
+                )
                 raise RegistryRefuses(url, problem, answer.status)
             place = target
         raise RegistryRefuses(url, f"it redirects more than {MOST_REDIRECTS} times", answer.status)
 
-    def _fault(self, url: str, answer: Answer) -> RegistryError:
-        problem = f"it answers {answer.status}: {self._excerpt(answer)}"
-        if answer.status == 404 and _code(answer.body) in UNKNOWN:
+    def _answer_fault(self, url: str, answer: Answer) -> RegistryError:
+        problem = f"it answers {answer.status}: {self._body_excerpt(answer)}"
+        if answer.status == 404 and _error_code(answer.body) in UNKNOWN_CODES:
             return NotFound(url, problem, answer.status)
         if is_busy(answer.status) or answer.status < 400:
             return RegistryAway(url, problem, answer.status)
@@ -295,13 +305,13 @@ class RegistryClient:
         hint = hints.get(answer.status, "see the registry's log")
         return RegistryRefuses(url, f"{problem}; {hint}", answer.status)
 
-    def _excerpt(self, answer: Answer) -> str:
+    def _body_excerpt(self, answer: Answer) -> str:
         """Return the beginning of a body in one printable line, without any secret that it repeats."""
         text = answer.body[:2000].decode("utf-8", "replace")
         return printable_excerpt(text, (*self._registry.secrets, answer.login.rpartition(" ")[2]))
 
 
-def _answer(session: requests.Session, method: str, url: str, **arguments: Any) -> Answer:
+def _read_answer(session: requests.Session, method: str, url: str, **arguments: Any) -> Answer:
     try:
         return send_request(session, method, url, **arguments)
     except Away as fault:
@@ -310,24 +320,24 @@ def _answer(session: requests.Session, method: str, url: str, **arguments: Any) 
         raise RegistryRefuses(fault.where, fault.what, fault.status) from None
 
 
-def _body(kind: Kind, text: str, references: Iterable[Reference]) -> dict[str, Any]:
+def _schema_body(kind: Kind, text: str, references: Iterable[Reference]) -> dict[str, Any]:
     return {"schema": text, "schemaType": kind, "references": [asdict(reference) for reference in references]}
 
 
-def _quoted(subject: str, url: str) -> str:
+def _quote_subject(subject: str, url: str) -> str:
     """Return a subject as one segment of a path; `.` and `..` cannot be one, however they are written."""
     if subject in {"", ".", ".."}:
         raise NotFound(url, f"no subject can be named {subject!r}")
     return quote(subject, safe="")
 
 
-def _context(url: str) -> str:
+def _context_of_url(url: str) -> str:
     """Return the context that a URL leads to: `.../contexts/.games`; one dot is the default."""
     match = re.search(r"/contexts/:?(\.[^/:]*):?(?:/|$)", url)
     return match[1] if match else "."
 
 
-def _origin(url: str) -> str:
+def _origin_of(url: str) -> str:
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"[:200]
 
@@ -342,22 +352,22 @@ def servers_of(options: RegistryOptions | None, folder: Path) -> Iterator[Server
     registry = options.resolve_paths(folder)
     for url in registry.url:
         of_url = registry.model_copy(update={"url": (url,), "attempts": 1})
-        yield Server("schema registry", url, of_url.verify, partial(_check, of_url))
+        yield Server("schema registry", url, of_url.verify, partial(_check_registry, of_url))
 
 
-def _check(registry: RegistryOptions) -> None:
+def _check_registry(registry: RegistryOptions) -> None:
     with RegistryClient(registry) as client:
-        client.check()
+        client.check_login()
 
 
-def _certificate(registry: RegistryOptions) -> Any:
+def _client_certificate(registry: RegistryOptions) -> Any:
     """Return the client's certificate as `requests` takes it, None if there is none; check that the files are there."""
     if registry.missing_file:
         raise RegistryRefuses(registry.url[0], registry.missing_file)
     return registry.cert or None
 
 
-def login(registry: RegistryOptions) -> AuthBase:
+def make_login(registry: RegistryOptions) -> AuthBase:
     """Return the authorisation of requests to a registry; raise RegistryRefuses if the options lost their secrets."""
     if not all(registry.secrets):
         raise RegistryRefuses(registry.url[0], "secrets do not travel to other processes: ask it on the driver")
@@ -402,17 +412,17 @@ class _Error(_Record):
     error_code: int = 0
 
 
-SCHEMA = TypeAdapter(_Schema)
-VERSION = TypeAdapter(_Version)
-ID = TypeAdapter(_Id)
-PAIRS = TypeAdapter(tuple[_Pair, ...])
-NUMBERS = TypeAdapter(tuple[int, ...])
-ANYTHING = TypeAdapter(Any)
-NAMES: TypeAdapter[list[str]] = TypeAdapter(list[str])
-CONTEXT_IDS = TypeAdapter(tuple[_ContextId, ...])
+SCHEMA_ANSWER = TypeAdapter(_Schema)
+VERSION_ANSWER = TypeAdapter(_Version)
+ID_ANSWER = TypeAdapter(_Id)
+SUBJECT_VERSIONS_ANSWER = TypeAdapter(tuple[_Pair, ...])
+VERSIONS_ANSWER = TypeAdapter(tuple[int, ...])
+ANY_ANSWER = TypeAdapter(Any)
+NAMES_ANSWER: TypeAdapter[list[str]] = TypeAdapter(list[str])
+CONTEXT_IDS_ANSWER = TypeAdapter(tuple[_ContextId, ...])
 
 
-def _registered(schema_id: int, answer: _Schema, url: str) -> RegisteredSchema:
+def _registered_schema(schema_id: int, answer: _Schema, url: str) -> RegisteredSchema:
     """Return the schema of an answer; raise WrongKind, with the registry's `url`, for one of another type."""
     kind = answer.kind or "AVRO"  # the first registries knew nothing else, and still leave it out
     if kind not in get_args(Kind):
@@ -420,7 +430,7 @@ def _registered(schema_id: int, answer: _Schema, url: str) -> RegisteredSchema:
     return RegisteredSchema(schema_id, kind, answer.text, answer.references or ())  # type: ignore[arg-type]
 
 
-def _code(body: bytes) -> int:
+def _error_code(body: bytes) -> int:
     """Return the error code in a body, 0 if there is none."""
     try:
         return _Error.model_validate_json(body).error_code
@@ -428,14 +438,15 @@ def _code(body: bytes) -> int:
         return 0
 
 
-SUFFIXES: dict[str, Kind] = {".proto": "PROTOBUF", ".avsc": "AVRO", ".json": "JSON"}
+KIND_BY_SUFFIX: dict[str, Kind] = {".proto": "PROTOBUF", ".avsc": "AVRO", ".json": "JSON"}
 
 
 class OfflineRegistry:
     """A registry of files of one kind, with those methods of RegistryClient that read.
 
     `subjects`: subject -> its versions, the oldest first. Without a kind, a file's kind follows from its name, by
-    SUFFIXES. Ids count from 1 in the order of the files. `imports` returns the files of a folder that a text imports.
+    KIND_BY_SUFFIX. Ids count from 1 in the order of the files. `imports` returns the files of a folder that a text
+    imports.
     """
 
     name = "the files of the test"
@@ -455,7 +466,7 @@ class OfflineRegistry:
         for path in dict.fromkeys(chain.from_iterable(self._subjects.values())):
             number = len(self._ids) + 1
             self._ids[path] = number
-            text = _read(path)
+            text = _read_text(path)
             file_kind = kind or kind_of(path)
             references = []
             if file_kind == "PROTOBUF":
@@ -464,7 +475,7 @@ class OfflineRegistry:
                     references.append(Reference(name, name, 1))
             self._texts[number] = RegisteredSchema(number, file_kind, text, tuple(references))
 
-    def chosen(self, path: Path | None) -> tuple[int, Path]:
+    def choose_file(self, path: Path | None) -> tuple[int, Path]:
         """Return a file, or the newest version of the only subject, with its id; raise ValueError."""
         if path is None:
             newest = {files[-1] for files in self._subjects.values() if files}
@@ -511,11 +522,11 @@ class OfflineRegistry:
 
 def kind_of(path: Path) -> Kind:
     """Return the format of a schema file, by the ending of its name."""
-    if path.suffix not in SUFFIXES:
-        raise StartError(f"schema file {path.name}: its name has to end in one of {', '.join(SUFFIXES)}")
-    return SUFFIXES[path.suffix]
+    if path.suffix not in KIND_BY_SUFFIX:
+        raise StartError(f"schema file {path.name}: its name has to end in one of {', '.join(KIND_BY_SUFFIX)}")
+    return KIND_BY_SUFFIX[path.suffix]
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     with schema_file(path):
         return path.read_text(encoding="utf-8")

@@ -62,7 +62,7 @@ class RegistryOptions(Tls):
 
     @model_validator(mode="before")
     @classmethod
-    def _bare(cls, value: Any) -> Any:
+    def _accept_bare_url(cls, value: Any) -> Any:
         options = value
         if isinstance(value, str | list | tuple):
             options = {"url": value}

@@ -4,8 +4,8 @@ What a registry has, and what it does not have, is kept:
 
 - Schemas, ids of GUIDs and versions of subjects are cached for ever, next to the checkpoint, so that a restart needs no
   registry (SchemaCache).
-- An id or GUID that the registry does not have is left alone for HOLD seconds. Near the largest known id it is asked
-  for a few times, and by every batch, because it may have been registered just now (CachedLookup).
+- An id or GUID that the registry does not have is left alone for UNKNOWN_HOLD_SECONDS. Near the largest known id it is
+  asked for a few times, and by every batch, because it may have been registered just now (CachedLookup).
 - An id that the registry refuses is the one that is wrong if the registry gives another one at that moment. Otherwise
   the registry is waited for.
 """
@@ -25,10 +25,10 @@ from uuid import UUID
 
 from pydantic import TypeAdapter, ValidationError
 
-from router_schemas.model import HOLD, LARGEST_ID, ResolvedSchema, WriterSchema
-from router_schemas.registry_client import AT_ONCE, RegistryClient
+from router_schemas.model import LARGEST_ID, UNKNOWN_HOLD_SECONDS, ResolvedSchema, WriterSchema
+from router_schemas.registry_client import REQUESTS_AT_ONCE, RegistryClient
 from router_schemas.registry_options import NotFound, RegistryAway, RegistryRefuses, UnusableSchema
-from router_schemas.subject_names import context_of, qualify
+from router_schemas.subject_names import context_of, qualify_subject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -48,18 +48,18 @@ V = TypeVar("V")
 A = TypeVar("A")
 B = TypeVar("B")
 
-PAUSES = (0.1, 0.3, 0.6)
+RETRY_PAUSES_SECONDS = (0.1, 0.3, 0.6)
 """Seconds before an id near the known ones is asked for again: one registered just now may not be visible yet."""
-NEAR = 1000
+NEAR_ID_DISTANCE = 1000
 """How far an id may be from the largest known one to be one that was registered just now. Garbage is mostly farther."""
-NEAR_HOLD = 1.0
+NEAR_HOLD_SECONDS = 1.0
 """Seconds for which such an id stays unknown."""
-POLL_PAUSE = 30.0
+POLL_PAUSE_SECONDS = 30.0
 """Seconds for which a registry that does not answer is not asked for new versions."""
-CONTROLS = 3
+CONTROL_IDS = 3
 """Known ids that are asked for to tell a refused id from a registry that refuses all."""
 Fault: TypeAlias = "NotFound | UnusableSchema | RegistryRefuses"
-FAULTS = (NotFound, UnusableSchema, RegistryRefuses)
+KEY_FAULTS = (NotFound, UnusableSchema, RegistryRefuses)
 """What a request raises if it tells something about its key alone."""
 
 
@@ -86,14 +86,19 @@ class SchemaResolver:
         self._lock = Lock()
         self._known: dict[int | UUID, ResolvedSchema] = {}
         self._by_id: CachedLookup[int, ResolvedSchema] = CachedLookup(
-            recall=self._recall, fetch=self._fetch, is_near=self._is_near, check=self._check, clock=clock, sleep=sleep
+            recall=self._recall_id,
+            fetch=self._fetch_id,
+            is_near=self._is_near,
+            check=self._check_registry,
+            clock=clock,
+            sleep=sleep,
         )
         # No garbage has a GUID: each may be of a schema that was registered just now.
         self._by_guid: CachedLookup[UUID, int] = CachedLookup(
-            recall=self._kept.guid,
+            recall=self._kept.read_id_of_guid,
             fetch=self._fetch_guid,
             is_near=lambda guid: True,
-            check=self._check,
+            check=self._check_registry,
             clock=clock,
             sleep=sleep,
         )
@@ -103,14 +108,14 @@ class SchemaResolver:
         self._refused_until: dict[str, float] = {}
 
     @staticmethod
-    def opened(registry: RegistryOptions, folder: Path, memory: Memory, subject: str = "") -> SchemaResolver:
+    def open_registry(registry: RegistryOptions, folder: Path, memory: Memory, subject: str = "") -> SchemaResolver:
         """Return the schemas of a registry, in the context of a subject.
 
         Files of the options are looked for in `folder`, the configuration's.
         """
         return SchemaResolver(RegistryClient(registry.resolve_paths(folder), subject=subject), memory)
 
-    def resolved(self, names: Iterable[int | UUID]) -> dict[int | UUID, ResolvedSchema | Unknown]:
+    def resolve_ids(self, names: Iterable[int | UUID]) -> dict[int | UUID, ResolvedSchema | Unknown]:
         """Return what each id or GUID means, in the order given.
 
         One that the registry does not have is Unknown for a minute; near the largest known id it is asked for again
@@ -123,10 +128,10 @@ class SchemaResolver:
         learnt: dict[int | UUID, ResolvedSchema | Unknown] = {}
         if missing:
             with self._lock:
-                learnt = self._resolve(missing)
+                learnt = self._resolve_locked(missing)
         return {name: learnt[name] if name in learnt else self._known[name] for name in wanted}
 
-    def poll(self, subjects: Iterable[str], *, wait: bool = False) -> frozenset[int]:
+    def poll_subjects(self, subjects: Iterable[str], *, wait: bool = False) -> frozenset[int]:
         """Return the ids of all versions of subjects; only versions not seen yet are fetched.
 
         While the registry is unavailable or refuses a subject, the versions known so far are returned, and that is not
@@ -136,8 +141,8 @@ class SchemaResolver:
         ids: set[int] = set()
         with self._lock:
             for subject in dict.fromkeys(subjects):
-                for version, schema_id in self._ids(subject, wait).items():
-                    self._complete(schema_id, subject, version)
+                for version, schema_id in self._ids_by_version(subject, wait).items():
+                    self._add_subject(schema_id, subject, version)
                     ids.add(schema_id)
         return frozenset(ids)
 
@@ -146,7 +151,7 @@ class SchemaResolver:
         """Return why the registry does not give an id that it does not have, with `{id}` in the place of the id."""
         return self._client.absence
 
-    def _resolve(self, names: list[int | UUID]) -> dict[int | UUID, ResolvedSchema | Unknown]:
+    def _resolve_locked(self, names: list[int | UUID]) -> dict[int | UUID, ResolvedSchema | Unknown]:
         """Return the meaning of each; the lock is held."""
         by_guid = self._by_guid.look_up(name for name in names if isinstance(name, UUID))
         ids: dict[int | UUID, int | Unknown] = {}
@@ -158,23 +163,23 @@ class SchemaResolver:
             meanings[name] = schemas[schema_id] if isinstance(schema_id, int) else schema_id
         return meanings
 
-    def _recall(self, schema_id: int) -> ResolvedSchema | Unknown | None:
+    def _recall_id(self, schema_id: int) -> ResolvedSchema | Unknown | None:
         """Return what is known of an id without asking the registry."""
         if not 0 <= schema_id <= LARGEST_ID:
             return Unknown(f"no schema can have the id {schema_id}: ids are 0 to {LARGEST_ID}")
-        resolved = self._known.get(schema_id) or self._kept.schema(schema_id)
+        resolved = self._known.get(schema_id) or self._kept.read_schema(schema_id)
         if resolved is not None:
             self._known[schema_id] = resolved
         return resolved
 
-    def _fetch(self, schema_id: int) -> ResolvedSchema:
+    def _fetch_id(self, schema_id: int) -> ResolvedSchema:
         """Ask the registry for an id and keep the answer."""
         schema = self._client.by_id(schema_id)
         try:
-            imports = self._references.imports(schema)
+            imports = self._references.imports_of(schema)
         except NotFound as fault:
             raise UnusableSchema(f"{fault.what} ({fault.where})") from None
-        return self._keep(ResolvedSchema(replace(schema, subjects=self._client.subjects_of(schema_id)), imports))
+        return self._keep_schema(ResolvedSchema(replace(schema, subjects=self._client.subjects_of(schema_id)), imports))
 
     def _fetch_guid(self, guid: UUID) -> int:
         """Ask the registry for the id of a GUID and keep the answer."""
@@ -185,14 +190,14 @@ class SchemaResolver:
     def _is_near(self, schema_id: int) -> bool:
         """Return whether an id may be one that was registered just now; if no id is known, each may be."""
         known = self._known_ids()
-        return not known or abs(schema_id - known[-1]) <= NEAR
+        return not known or abs(schema_id - known[-1]) <= NEAR_ID_DISTANCE
 
     def _known_ids(self) -> list[int]:
         return sorted(name for name in self._known if isinstance(name, int))
 
-    def _check(self, refusal: RegistryRefuses) -> None:
+    def _check_registry(self, refusal: RegistryRefuses) -> None:
         """Raise RegistryAway if the registry gives no known id either; the refusal itself if no id is known."""
-        known = self._known_ids()[-CONTROLS:]
+        known = self._known_ids()[-CONTROL_IDS:]
         if not known:
             raise refusal
         for schema_id in known:
@@ -202,15 +207,15 @@ class SchemaResolver:
                 return
         raise RegistryAway(refusal.where, f"{refusal.what}; it refuses known schemas also", refusal.status)
 
-    def _keep(self, resolved: ResolvedSchema) -> ResolvedSchema:
+    def _keep_schema(self, resolved: ResolvedSchema) -> ResolvedSchema:
         self._kept.keep_schema(resolved)
         self._known[resolved.schema.id] = resolved
         return resolved
 
-    def _ids(self, subject: str, wait: bool) -> dict[int, int]:
+    def _ids_by_version(self, subject: str, wait: bool) -> dict[int, int]:
         """Return version -> id of a subject, as new as possible; the lock is held."""
         if subject not in self._versions:
-            self._versions[subject] = self._kept.versions(subject)
+            self._versions[subject] = self._kept.read_versions(subject)
         quiet_until = max(self._away_until, self._refused_until.get(subject, 0.0))
         if not wait and self._clock() < quiet_until:
             return self._versions[subject]
@@ -218,7 +223,7 @@ class SchemaResolver:
             self._versions[subject] = self._refresh_versions(subject)
             self.unavailable = ""
         except RegistryAway as away:
-            self._away_until = self._clock() + POLL_PAUSE
+            self._away_until = self._clock() + POLL_PAUSE_SECONDS
             self.unavailable = str(away)
             if wait:
                 raise
@@ -227,7 +232,7 @@ class SchemaResolver:
             # If nothing was ever known, the configuration is wrong. Known schemas need no registry.
             if not self._known and not self._versions[subject]:
                 raise
-            self._refused_until[subject] = self._clock() + POLL_PAUSE
+            self._refused_until[subject] = self._clock() + POLL_PAUSE_SECONDS
             if wait:
                 raise RegistryAway(refusal.where, refusal.what, refusal.status) from None
             log.warning("new schemas of %s are not seen for now: %s", subject, refusal)
@@ -246,23 +251,23 @@ class SchemaResolver:
             if isinstance(schema_id, int):  # else it is just being deleted, or is of no use here
                 versions[version] = schema_id
                 # The id may have been asked for before it was registered.
-                self._by_id.forget(schema_id)
-                self._recall(schema_id)
+                self._by_id.forget_key(schema_id)
+                self._recall_id(schema_id)
         if versions != before:
             self._kept.keep_versions(subject, versions)
         return versions
 
-    def _complete(self, schema_id: int, subject: str, version: int) -> None:
+    def _add_subject(self, schema_id: int, subject: str, version: int) -> None:
         """Add a subject to a schema that was resolved before the same text was registered there, under the same id."""
         resolved = self._known.get(schema_id)
         if resolved is not None and (subject, version) not in resolved.schema.subjects:
             subjects = tuple(sorted({*resolved.schema.subjects, (subject, version)}))
-            self._keep(replace(resolved, schema=replace(resolved.schema, subjects=subjects)))
+            self._keep_schema(replace(resolved, schema=replace(resolved.schema, subjects=subjects)))
 
 
-DEEPEST = 64
+MAX_IMPORT_DEPTH = 64
 """References that lead from one to the next."""
-MOST_IMPORTS = 1000
+MAX_IMPORTS = 1000
 
 
 class References:
@@ -273,29 +278,29 @@ class References:
         self._referents: dict[tuple[str, int], RegisteredSchema] = {}
         self._locks: dict[tuple[str, int], Lock] = {}
 
-    def imports(self, schema: RegisteredSchema) -> dict[str, str]:
+    def imports_of(self, schema: RegisteredSchema) -> dict[str, str]:
         """Return name -> text of all that a schema refers to, dependencies first; raise UnusableSchema.
 
         What is imported without a reference (`google/protobuf/timestamp.proto`) is absent: readers have their own.
         """
         chosen: dict[str, tuple[Reference, RegisteredSchema]] = {}
         seen: set[Reference] = set()
-        level = _qualified(schema.references, self._client.context)
-        for _ in range(DEEPEST):
+        level = _qualify_references(schema.references, self._client.context)
+        for _ in range(MAX_IMPORT_DEPTH):
             fresh = [reference for reference in dict.fromkeys(level) if reference not in seen]
             seen.update(fresh)
-            if len(seen) > MOST_IMPORTS:
-                raise UnusableSchema(f"it refers to more than {MOST_IMPORTS} schemas")
+            if len(seen) > MAX_IMPORTS:
+                raise UnusableSchema(f"it refers to more than {MAX_IMPORTS} schemas")
             level = []
             for reference in fresh:
-                referent = self._referent(reference)
-                _choose(chosen, reference, referent)
-                level += _qualified(referent.references, context_of(reference.subject))
+                referent = self._find_referent(reference)
+                _choose_schema(chosen, reference, referent)
+                level += _qualify_references(referent.references, context_of(reference.subject))
         if not seen.issuperset(level):
-            raise UnusableSchema(f"its references are more than {DEEPEST} deep")
-        return {name: chosen[name][1].text for name in _ordered(chosen)}
+            raise UnusableSchema(f"its references are more than {MAX_IMPORT_DEPTH} deep")
+        return {name: chosen[name][1].text for name in _order_by_need(chosen)}
 
-    def _referent(self, reference: Reference) -> RegisteredSchema:
+    def _find_referent(self, reference: Reference) -> RegisteredSchema:
         key = (reference.subject, reference.version)
         with self._locks.setdefault(key, Lock()):
             if key not in self._referents:
@@ -303,12 +308,12 @@ class References:
             return self._referents[key]
 
 
-def _qualified(references: Iterable[Reference], context: str) -> list[Reference]:
+def _qualify_references(references: Iterable[Reference], context: str) -> list[Reference]:
     """Return references with their subjects' contexts: most are registered without, and are of the referrer's."""
-    return [replace(reference, subject=qualify(reference.subject, context)) for reference in references]
+    return [replace(reference, subject=qualify_subject(reference.subject, context)) for reference in references]
 
 
-def _choose(
+def _choose_schema(
     chosen: dict[str, tuple[Reference, RegisteredSchema]], reference: Reference, referent: RegisteredSchema
 ) -> None:
     """Choose the one schema that a name means.
@@ -325,7 +330,7 @@ def _choose(
         raise UnusableSchema(f"{reference.name[:100]!r} means two different schemas, of {subjects}")
 
 
-def _ordered(chosen: dict[str, tuple[Reference, RegisteredSchema]]) -> list[str]:
+def _order_by_need(chosen: dict[str, tuple[Reference, RegisteredSchema]]) -> list[str]:
     """Return the names, each after those that it needs."""
     sorter: TopologicalSorter[str] = TopologicalSorter()
     for name, (_, referent) in chosen.items():
@@ -337,9 +342,9 @@ def _ordered(chosen: dict[str, tuple[Reference, RegisteredSchema]]) -> list[str]
         raise UnusableSchema(f"its references go in a circle: {circle}") from None
 
 
-_RESOLVED: TypeAdapter[ResolvedSchema] = TypeAdapter(ResolvedSchema)
-_VERSIONS: TypeAdapter[dict[int, int]] = TypeAdapter(dict[int, int])
-_ID: TypeAdapter[int] = TypeAdapter(int)
+_SCHEMA_FILE: TypeAdapter[ResolvedSchema] = TypeAdapter(ResolvedSchema)
+_VERSIONS_FILE: TypeAdapter[dict[int, int]] = TypeAdapter(dict[int, int])
+_ID_FILE: TypeAdapter[int] = TypeAdapter(int)
 
 
 class SchemaCache:
@@ -355,38 +360,38 @@ class SchemaCache:
         self._memory = memory
         self._registry = registry
 
-    def schema(self, schema_id: int) -> ResolvedSchema | None:
+    def read_schema(self, schema_id: int) -> ResolvedSchema | None:
         """Return what was kept for an id."""
-        resolved = self._read(self._name("id", str(schema_id)), _RESOLVED)
+        resolved = self._read_file(self._file_name("id", str(schema_id)), _SCHEMA_FILE)
         if resolved is None or resolved.schema.id != schema_id:
             return None
         return resolved
 
     def keep_schema(self, resolved: ResolvedSchema) -> None:
         """Keep a schema under its id."""
-        self._memory.write(self._name("id", str(resolved.schema.id)), _RESOLVED.dump_json(resolved))
+        self._memory.write(self._file_name("id", str(resolved.schema.id)), _SCHEMA_FILE.dump_json(resolved))
 
-    def guid(self, guid: UUID) -> int | None:
+    def read_id_of_guid(self, guid: UUID) -> int | None:
         """Return the id that was kept for a GUID."""
-        return self._read(self._name("guid", str(guid)), _ID)
+        return self._read_file(self._file_name("guid", str(guid)), _ID_FILE)
 
     def keep_guid(self, guid: UUID, schema_id: int) -> None:
         """Keep the id of a GUID."""
-        self._memory.write(self._name("guid", str(guid)), _ID.dump_json(schema_id))
+        self._memory.write(self._file_name("guid", str(guid)), _ID_FILE.dump_json(schema_id))
 
-    def versions(self, subject: str) -> dict[int, int]:
+    def read_versions(self, subject: str) -> dict[int, int]:
         """Return version -> id of a subject as they were kept."""
-        return self._read(self._name("subject", subject), _VERSIONS) or {}
+        return self._read_file(self._file_name("subject", subject), _VERSIONS_FILE) or {}
 
     def keep_versions(self, subject: str, versions: dict[int, int]) -> None:
         """Keep version -> id of a subject."""
-        self._memory.write(self._name("subject", subject), _VERSIONS.dump_json(versions))
+        self._memory.write(self._file_name("subject", subject), _VERSIONS_FILE.dump_json(versions))
 
-    def _name(self, category: str, key: str) -> str:
+    def _file_name(self, category: str, key: str) -> str:
         digest = hashlib.sha256(f"{self._registry}\n{category}\n{key}".encode()).hexdigest()
         return f"{category}-{digest[:32]}.json"
 
-    def _read(self, name: str, kind: TypeAdapter[T]) -> T | None:
+    def _read_file(self, name: str, kind: TypeAdapter[T]) -> T | None:
         try:
             content = self._memory.read(name)
             return None if content is None else kind.validate_json(content)
@@ -437,7 +442,7 @@ class CachedLookup(Generic[K, V]):
     def look_up(self, keys: Iterable[K]) -> dict[K, V | Unknown]:
         """Return the meaning of each key: from memory, or from the registry."""
         now = self._clock()
-        self._unknown = {key: held for key, held in self._unknown.items() if now < held[1] + HOLD}
+        self._unknown = {key: held for key, held in self._unknown.items() if now < held[1] + UNKNOWN_HOLD_SECONDS}
         meanings: dict[K, V | Unknown] = {}
         candidates: list[K] = []
         for key in dict.fromkeys(keys):
@@ -451,15 +456,15 @@ class CachedLookup(Generic[K, V]):
         for key, recalled in ask_all(self._recall, candidates).items():
             if recalled is None:
                 missing.append(key)
-            elif isinstance(recalled, FAULTS):
+            elif isinstance(recalled, KEY_FAULTS):
                 raise recalled
             else:
                 meanings[key] = recalled
-        for key, answer in self._ask(missing).items():
-            meanings[key] = self._meaning(key, answer)
+        for key, answer in self._ask_registry(missing).items():
+            meanings[key] = self._remember_meaning(key, answer)
         return meanings
 
-    def forget(self, key: K) -> None:
+    def forget_key(self, key: K) -> None:
         """Forget that a key was not there, so that it is asked for again."""
         self._unknown.pop(key, None)
 
@@ -469,31 +474,31 @@ class CachedLookup(Generic[K, V]):
             return False
         unknown, asked = self._unknown[key]
         if unknown.is_absent and self._is_near(key):
-            return now < asked + NEAR_HOLD
-        return now < asked + HOLD
+            return now < asked + NEAR_HOLD_SECONDS
+        return now < asked + UNKNOWN_HOLD_SECONDS
 
-    def _ask(self, keys: list[K]) -> dict[K, V | Fault]:
+    def _ask_registry(self, keys: list[K]) -> dict[K, V | Fault]:
         """Return the registry's answers; raise if it refuses keys and may be what is wrong itself."""
         answers = ask_all(self._fetch, keys)
         # A producer may be ahead of the registry's replica: what may have been registered just now is asked for again,
         # for a second at most, and only by the first batch that has it.
         answered = self._clock()
-        for pause in PAUSES:
+        for pause in RETRY_PAUSES_SECONDS:
             again = []
             for key, answer in answers.items():
                 if type(answer) is NotFound and key not in self._unknown and self._is_near(key):
                     again.append(key)
-            if not again or self._clock() >= answered + sum(PAUSES):
+            if not again or self._clock() >= answered + sum(RETRY_PAUSES_SECONDS):
                 break
             self._sleep(pause)
             answers.update(ask_all(self._fetch, again))
 
         refusals = [answer for answer in answers.values() if isinstance(answer, RegistryRefuses)]
-        if refusals and all(isinstance(answer, FAULTS) for answer in answers.values()):
+        if refusals and all(isinstance(answer, KEY_FAULTS) for answer in answers.values()):
             self._check(refusals[0])
         return answers
 
-    def _meaning(self, key: K, answer: V | Fault) -> V | Unknown:
+    def _remember_meaning(self, key: K, answer: V | Fault) -> V | Unknown:
         """Return the meaning of an answer, and remember for a while that there is none."""
         if isinstance(answer, UnusableSchema):
             unknown = Unknown(f"{WriterSchema(key)} cannot be used: {answer}")
@@ -508,28 +513,28 @@ class CachedLookup(Generic[K, V]):
 
 
 def ask_all(ask: Callable[[A], B], keys: list[A]) -> dict[A, B | Fault]:
-    """Return the answer for each key, in the order of the keys, with AT_ONCE requests at a time.
+    """Return the answer for each key, in the order of the keys, with REQUESTS_AT_ONCE at a time.
 
     An error that tells nothing about a key, such as RegistryAway, is raised, and no more keys are asked for.
     """
 
     over = Event()
 
-    def answer(key: A) -> B | Fault:
+    def ask_one(key: A) -> B | Fault:
         if over.is_set():
             raise CancelledError
         try:
             return ask(key)
-        except FAULTS as fault:
+        except KEY_FAULTS as fault:
             return fault
         except BaseException:
             over.set()
             raise
 
     if len(keys) < 2:
-        return {key: answer(key) for key in keys}
-    with ThreadPoolExecutor(AT_ONCE, "schemas") as threads:
-        answers = {key: threads.submit(answer, key) for key in keys}
+        return {key: ask_one(key) for key in keys}
+    with ThreadPoolExecutor(REQUESTS_AT_ONCE, "schemas") as threads:
+        answers = {key: threads.submit(ask_one, key) for key in keys}
         try:
             wait(answers.values())
         except BaseException:  # the stream is to end

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 Strategy = Literal["topic_name", "record_name", "topic_record_name"]
-CONTEXT = re.compile(r"^:[^:]*:")
+CONTEXT_PREFIX = re.compile(r"^:[^:]*:")
 """What stands before a subject of a context of the registry: `:.staging:orders-value`."""
 
 
 def context_of(subject: str) -> str:
     """Return what qualifies a subject of a context, `:.staging:`; an empty text if nothing does."""
-    match = CONTEXT.match(subject)
+    match = CONTEXT_PREFIX.match(subject)
     return match[0] if match else ""
 
 
-def qualify(subject: str, context: str) -> str:
+def qualify_subject(subject: str, context: str) -> str:
     """Return a subject with its context; one without is of the `context` of what refers to it."""
     return subject if context_of(subject) else f"{context}{subject}"
 
@@ -58,15 +58,15 @@ class CountedSubjects:
     reads_topic: Callable[[str], bool] = _no_topic
     part: str = "value"
 
-    def among(self, subjects: Iterable[tuple[str, int]], record: str | None) -> tuple[tuple[str, int], ...]:
+    def counted_versions(self, subjects: Iterable[tuple[str, int]], record: str | None) -> tuple[tuple[str, int], ...]:
         """Return the (subject, version) pairs that count; `record` is the full name of the record, if it has one."""
-        return tuple(pair for pair in subjects if self.includes(pair[0], record))
+        return tuple(pair for pair in subjects if self.is_counted(pair[0], record))
 
-    def includes(self, subject: str, record: str | None) -> bool:
+    def is_counted(self, subject: str, record: str | None) -> bool:
         """Return whether a subject counts for records of that name."""
         if self.named:
             return subject in self.named
-        name = CONTEXT.sub("", subject)
+        name = CONTEXT_PREFIX.sub("", subject)
         ending = f"-{self.part}"
         if self.strategy != "topic_name":
             if not record:

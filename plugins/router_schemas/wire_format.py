@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from router import to_spark_columns
 from router_schemas.byte_columns import encode_varint
-from router_schemas.model import FIRST, VALUE_HEADER, WriterSchema, dotted
+from router_schemas.model import FIRST_MESSAGE, VALUE_HEADER, WriterSchema, dotted_index
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -86,7 +86,9 @@ class SchemaKey:
     @property
     def writer(self) -> WriterSchema:
         """Return the schema and the message in it."""
-        return WriterSchema(self.id if self.guid is None else UUID(bytes=self.guid), dotted(self.path or FIRST))
+        return WriterSchema(
+            self.id if self.guid is None else UUID(bytes=self.guid), dotted_index(self.path or FIRST_MESSAGE)
+        )
 
 
 @dataclass(frozen=True)
@@ -314,7 +316,7 @@ def encoded_index(path: Sequence[int]) -> bytes:
     """Return the bytes of a message index; raise ValueError for one that no message can have."""
     if not 0 < len(path) <= MAX_INDEX_POSITIONS or any(not 0 <= index < 2**31 for index in path):
         raise ValueError(f"a message index has 1 to {MAX_INDEX_POSITIONS} positions from 0 on, not {tuple(path)}")
-    if tuple(path) == FIRST:
+    if tuple(path) == FIRST_MESSAGE:
         return b"\0"
     return b"".join(encode_varint(number << 1) for number in (len(path), *path))
 
@@ -332,7 +334,7 @@ def read_index(raw: bytes) -> tuple[int, MessageIndex, int]:
         count = 1 + numbers[0]
         if count > 1 + MAX_INDEX_POSITIONS:
             return DEEP, (), 0
-    return FINE, tuple(numbers[1:]) or FIRST, position
+    return FINE, tuple(numbers[1:]) or FIRST_MESSAGE, position
 
 
 def indexes_at(
@@ -350,7 +352,7 @@ def indexes_at(
     head = data[begins[rows]]
     first = rows[head == 0]
     if len(first):
-        row_codes[first] = codes.setdefault(FIRST, len(codes))
+        row_codes[first] = codes.setdefault(FIRST_MESSAGE, len(codes))
         sizes[first] = 1
     rest = rows[head != 0]
     for raw, positions in _group_equal(data, begins[rest], ends[rest]):
@@ -452,7 +454,7 @@ def framed_rows(
     if numbered:
         writers = tuple(str(key.writer) for key in parsed.keys)
     else:
-        writers = tuple(at_index(key.path or FIRST) for key in parsed.keys)
+        writers = tuple(at_index(key.path or FIRST_MESSAGE) for key in parsed.keys)
     ids = pa.array(parsed.ids.astype(np.int32), mask=parsed.ids < 0)
     # Most batches have no bad row, and need no reasons.
     reasons = pa.nulls(len(values), pa.string())

@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from router_schemas.avro.model import text_of
 from router_schemas.avro.parser import parse_text
 from router_schemas.avro.spark_types import Mapped, map_schema
-from router_schemas.model import REFUSED, column_names
+from router_schemas.model import REFUSED_CHARACTERS, column_names
 from tests.schemas import avro_strategies as avro
 
 Json = Any
@@ -225,7 +225,7 @@ def test_columns_are_distinct_and_stay_when_a_field_is_added(names: list[str], a
 
     assert list(found) == names
     assert len({column.lower() for column in found.values()}) == len(names)
-    assert not any(REFUSED.search(column) or not column for column in found.values())
+    assert not any(REFUSED_CHARACTERS.search(column) or not column for column in found.values())
     if added not in names:
         assert {name: column for name, column in column_names([*names, added]).items() if name != added} == found
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_schemas.model import WriterSchema, dotted
+from router_schemas.model import WriterSchema, dotted_index
 
 GUID = UUID("f3a1b8de-0f2a-4b8e-9d0b-7d5d7a1d7b11")
 SCHEMAS = st.none() | st.integers(0, 2**31 - 1) | st.uuids()
@@ -54,4 +54,4 @@ def test_any_other_text_is_refused(text: str) -> None:
 )
 def test_an_index_path_is_told_from_a_name(message: str, path: tuple[int, ...] | None) -> None:
     assert WriterSchema(1, message).path == path
-    assert path is None or dotted(path) == message
+    assert path is None or dotted_index(path) == message

@@ -33,7 +33,7 @@ def test_versions_have_ids_in_their_order_and_bring_what_they_import(files: dict
     assert disk.versions("bets") == (1, 2)
     assert disk.version("bets", 2) == disk.by_id(2)
     assert disk.subjects_of(2) == (("bets", 2),)
-    closed = ResolvedSchema(disk.by_id(1), References(disk).imports(disk.by_id(1)))
+    closed = ResolvedSchema(disk.by_id(1), References(disk).imports_of(disk.by_id(1)))
     assert closed.imports == {"money.proto": MONEY}
     assert descriptors(closed)
 
@@ -42,13 +42,13 @@ def test_the_newest_version_writes_unless_a_file_is_named(files: dict[str, Path]
     old, new = files["bet.proto"], files["bet_2.proto"]
     disk = OfflineRegistry("PROTOBUF", {"bets": [old, new]})
 
-    assert disk.chosen(None) == (2, new)
-    assert disk.chosen(old) == (1, old)
+    assert disk.choose_file(None) == (2, new)
+    assert disk.choose_file(old) == (1, old)
     for wrong in (OfflineRegistry("PROTOBUF", {"bets": [old], "others": [new]}), OfflineRegistry("PROTOBUF", {})):
         with pytest.raises(ValueError, match="several subjects"):
-            wrong.chosen(None)
+            wrong.choose_file(None)
     with pytest.raises(ValueError, match="money"):
-        disk.chosen(files["money.proto"])
+        disk.choose_file(files["money.proto"])
 
 
 def test_what_is_not_there_is_not_found(files: dict[str, Path]) -> None:

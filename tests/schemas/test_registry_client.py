@@ -21,7 +21,7 @@ from router_http import client as exchange
 from router_http.client import ClientCredentialsAuth, Tokens
 from router_http.options import OAuth
 from router_schemas.model import Reference, RegisteredSchema, ResolvedSchema
-from router_schemas.registry_client import FIRST_PAUSE, LONGEST_PAUSE, RegistryClient, _context
+from router_schemas.registry_client import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, RegistryClient, _context_of_url
 from router_schemas.registry_options import NotFound, RegistryAway, RegistryError, RegistryOptions, RegistryRefuses
 from router_schemas.resolver import SchemaResolver
 from tests.light import drawn
@@ -119,7 +119,7 @@ def test_a_guid_has_an_id_in_the_context_of_the_url(faulty: FaultyRegistry, ask:
     [("", "."), ("/api", "."), ("/contexts/.games", ".games"), ("/contexts/:.games:", ".games"), ("/contexts/.", ".")],
 )
 def test_the_context_is_that_of_the_url(path: str, context: str) -> None:
-    assert _context(f"http://registry.test{path}") == context
+    assert _context_of_url(f"http://registry.test{path}") == context
 
 
 def test_a_registry_without_guids_is_told_from_a_wrong_url(faulty: FaultyRegistry, ask: Ask) -> None:
@@ -202,7 +202,10 @@ def test_attempts_are_apart_by_chance_and_longer_each_time(faulty: FaultyRegistr
     assert pauses[0] != pauses[1]
     for slept in pauses:
         assert len(slept) == 7
-        assert all(0 <= pause <= min(FIRST_PAUSE * 2**round_, LONGEST_PAUSE) for round_, pause in enumerate(slept))
+        assert all(
+            0 <= pause <= min(FIRST_RETRY_SECONDS * 2**round_, LONGEST_RETRY_SECONDS)
+            for round_, pause in enumerate(slept)
+        )
 
 
 @pytest.mark.parametrize("fault", ["silent", "drip"])
@@ -572,7 +575,7 @@ def test_a_real_registry_takes_hostile_names_and_large_schemas(real: RegistryCli
     text = f"{PROTO} // {'x' * size}"
     number = real.register("a/../b?", "PROTOBUF", text, [Reference("../../x", "real-x", 1)])
 
-    found = SchemaResolver(real, FolderMemory(tmp_path / "schemas")).resolved([number])[number]
+    found = SchemaResolver(real, FolderMemory(tmp_path / "schemas")).resolve_ids([number])[number]
 
     subjects = (("a/../b?", real.versions("a/../b?")[-1]),)
     references = (Reference("../../x", "real-x", 1),)
@@ -591,16 +594,16 @@ def test_ids_of_a_real_registry_outlive_it_and_its_subjects(
     numbers = [real.register("real-outlived", "PROTOBUF", PLAYER.replace("id", f"id{index}")) for index in range(3)]
     with RegistryClient(RegistryOptions(url=(nobody, schema_registry.url))) as client:
         schemas = SchemaResolver(client, FolderMemory(tmp_path))
-        assert schemas.poll(["real-outlived", "real-never"]) == set(numbers)
-        before = schemas.resolved(numbers)
+        assert schemas.poll_subjects(["real-outlived", "real-never"]) == set(numbers)
+        before = schemas.resolve_ids(numbers)
         requests.delete(f"{schema_registry.url}/subjects/real-outlived", timeout=30).raise_for_status()
-        assert schemas.poll(["real-outlived"]) == frozenset()
+        assert schemas.poll_subjects(["real-outlived"]) == frozenset()
 
     with RegistryClient(RegistryOptions(url=(nobody,), attempts=1)) as client:
         schemas = SchemaResolver(client, FolderMemory(tmp_path))
-        assert schemas.resolved(numbers) == before
+        assert schemas.resolve_ids(numbers) == before
         with pytest.raises(RegistryAway):
-            schemas.resolved([max(numbers) + 1])
+            schemas.resolve_ids([max(numbers) + 1])
 
 
 def test_a_real_registry_refuses_an_incompatible_schema_once_told_to(real: RegistryClient) -> None:

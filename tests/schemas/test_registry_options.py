@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from router_schemas.registry_client import login
+from router_schemas.registry_client import make_login
 from router_schemas.registry_options import RegistryAway, RegistryOptions, RegistryRefuses
 
 if TYPE_CHECKING:
@@ -97,12 +97,12 @@ def test_no_secret_is_seen_or_travels(options: dict[str, Any]) -> None:
     registry = RegistryOptions(url=(URL,), **options)
     travelled = pickle.dumps(registry)
 
-    shown = f"{registry!r} {registry} {registry.model_dump()} {registry.model_dump_json()} {login(registry)!r}"
+    shown = f"{registry!r} {registry} {registry.model_dump()} {registry.model_dump_json()} {make_login(registry)!r}"
     assert HUSH not in shown
     assert HUSH.encode() not in travelled
     assert registry.secrets == copy.deepcopy(registry).secrets == registry.model_copy(deep=True).secrets == (HUSH,)
     with pytest.raises(RegistryRefuses, match="driver"):
-        login(pickle.loads(travelled))
+        make_login(pickle.loads(travelled))
 
 
 @given(st.text(min_size=1))

@@ -18,13 +18,13 @@ from router_schemas.model import RegisteredSchema, ResolvedSchema
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryAway, RegistryOptions, RegistryRefuses
 from router_schemas.resolver import (
-    AT_ONCE,
-    DEEPEST,
-    HOLD,
-    MOST_IMPORTS,
-    NEAR,
-    PAUSES,
-    POLL_PAUSE,
+    MAX_IMPORT_DEPTH,
+    MAX_IMPORTS,
+    NEAR_ID_DISTANCE,
+    POLL_PAUSE_SECONDS,
+    REQUESTS_AT_ONCE,
+    RETRY_PAUSES_SECONDS,
+    UNKNOWN_HOLD_SECONDS,
     SchemaResolver,
     Unknown,
 )
@@ -85,14 +85,14 @@ def start(faulty: FaultyRegistry, time: Time, memory: FolderMemory) -> Iterator[
 
 def closed(schemas: SchemaResolver, number: int) -> ResolvedSchema:
     """Return a schema that is known."""
-    found = schemas.resolved([number])[number]
+    found = schemas.resolve_ids([number])[number]
     assert isinstance(found, ResolvedSchema), found
     return found
 
 
 def unknown(schemas: SchemaResolver, number: int) -> Unknown:
     """Return an id that is of no use."""
-    found = schemas.resolved([number])[number]
+    found = schemas.resolve_ids([number])[number]
     assert isinstance(found, Unknown), found
     return found
 
@@ -126,7 +126,7 @@ def test_threads_that_ask_at_once_share_one_answer(faulty: FaultyRegistry, start
 
     def work() -> None:
         gate.wait()
-        found.append(schemas.resolved(numbers))
+        found.append(schemas.resolve_ids(numbers))
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
@@ -145,14 +145,14 @@ def test_a_restart_with_the_registry_down_knows_every_id_it_has_seen(faulty: Fau
     faulty.book.subjects["x"] = {1: faulty.book.add("y", "ümläut \x00 \U0001f0a1")}
     number = faulty.book.add("event", "the event", references=[("player.proto", "player", 1)])
     first = start()
-    before, ids = closed(first, number), first.poll(["event", "player"])
+    before, ids = closed(first, number), first.poll_subjects(["event", "player"])
     faulty.stop()
 
     again = start()
 
-    assert again.resolved([number]) == {number: before}
+    assert again.resolve_ids([number]) == {number: before}
     assert list(closed(again, number).imports) == ["../../x", "player.proto"]
-    assert again.poll(["event", "player"]) == ids
+    assert again.poll_subjects(["event", "player"]) == ids
 
 
 def test_an_id_never_seen_waits_for_a_registry_that_is_away(faulty: FaultyRegistry, start: Start) -> None:
@@ -163,7 +163,7 @@ def test_an_id_never_seen_waits_for_a_registry_that_is_away(faulty: FaultyRegist
     faulty.fails("503")
 
     with pytest.raises(RegistryAway):
-        schemas.resolved([known, new])
+        schemas.resolve_ids([known, new])
     assert closed(schemas, known).schema.text == "the event"
     faulty.fails("")
     assert closed(schemas, new).schema.text == "the next event"
@@ -173,9 +173,9 @@ def test_a_registry_that_refuses_stops_the_stream(faulty: FaultyRegistry, start:
     faulty.fails("401")
 
     with pytest.raises(RegistryRefuses):
-        start().resolved([1])
+        start().resolve_ids([1])
     with pytest.raises(RegistryRefuses):
-        start().poll(["event"])
+        start().poll_subjects(["event"])
 
 
 GARBAGE = 2**31 - 1
@@ -193,7 +193,7 @@ def test_an_id_far_from_all_known_ones_is_asked_for_once_a_minute(
     for _ in range(3):
         found = unknown(schemas, GARBAGE)
         assert found.is_absent
-        time.now += HOLD / 3 - 0.1
+        time.now += UNKNOWN_HOLD_SECONDS / 3 - 0.1
     assert faulty.paths == [f"/schemas/ids/{GARBAGE}"]
     assert time.pauses == []
 
@@ -202,7 +202,7 @@ def test_an_id_far_from_all_known_ones_is_asked_for_once_a_minute(
     assert len(faulty.seen) == 2
 
 
-@pytest.mark.parametrize(("distance", "again"), [(1, True), (NEAR, True), (NEAR + 1, False)])
+@pytest.mark.parametrize(("distance", "again"), [(1, True), (NEAR_ID_DISTANCE, True), (NEAR_ID_DISTANCE + 1, False)])
 def test_an_id_near_the_largest_known_one_is_asked_for_again_within_a_second(
     faulty: FaultyRegistry, start: Start, time: Time, distance: int, again: bool
 ) -> None:
@@ -216,7 +216,7 @@ def test_an_id_near_the_largest_known_one_is_asked_for_again_within_a_second(
         faulty.book.schemas[late] = {"schema": "the next event"}
 
     time.awake = register
-    found = schemas.resolved([late])[late]
+    found = schemas.resolve_ids([late])[late]
 
     assert isinstance(found, ResolvedSchema) == again
     assert sum(time.pauses) <= 1
@@ -266,12 +266,12 @@ def test_an_id_that_is_refused_is_unknown_while_others_are_answered(
     unknown(first, refused)
     assert len(faulty.seen) == asked
     assert closed(start(), new).schema.text == "event 2"  # without a known id, the one that is found counts
-    together = start().resolved([refused, new])
+    together = start().resolve_ids([refused, new])
     assert isinstance(together[refused], Unknown)
     assert isinstance(together[new], ResolvedSchema)
 
     faulty.refused.clear()
-    time.now += HOLD
+    time.now += UNKNOWN_HOLD_SECONDS
     assert closed(first, refused).schema.text == "event 1"
 
 
@@ -282,7 +282,7 @@ def test_a_guid_that_is_refused_is_unknown_while_ids_are_answered(faulty: Faulty
     guid = UUID(int=7)
     faulty.refused[f"/schemas/guids/{guid}"] = 422
 
-    found = schemas.resolved([guid])[guid]
+    found = schemas.resolve_ids([guid])[guid]
 
     assert isinstance(found, Unknown)
     assert "it answers 422" in found.reason
@@ -299,7 +299,7 @@ def test_a_registry_that_also_refuses_a_known_id_is_waited_for(
     faulty.fails(str(status))
 
     with pytest.raises(RegistryAway, match=f"it answers {status}"):
-        schemas.resolved([new, GARBAGE])
+        schemas.resolve_ids([new, GARBAGE])
     assert closed(schemas, known).schema.text == "the event"
     faulty.fails("")
     assert closed(schemas, new).schema.text == "the next event"
@@ -311,21 +311,21 @@ def test_a_refused_poll_holds_nothing_up_once_a_schema_is_known(
 ) -> None:
     """Known schemas need no registry, whatever it answers, and one refused subject hides no other."""
     number = faulty.book.add("event", "the event")
-    start().poll(["event"])
+    start().poll_subjects(["event"])
     closed(start(), number)
     faulty.refused["/subjects/event/"] = status
 
     schemas = start()
-    assert schemas.poll(["event"]) == {number}
+    assert schemas.poll_subjects(["event"]) == {number}
     faulty.seen.clear()
     other = faulty.book.add("other", "the other")
-    assert schemas.poll(["event", "other"]) == {number, other}
+    assert schemas.poll_subjects(["event", "other"]) == {number, other}
     assert not [path for path in faulty.paths if path.startswith("/subjects/event/")]
 
     faulty.refused.clear()
     second = faulty.book.add("event", "the next event")
-    time.now += POLL_PAUSE
-    assert schemas.poll(["event"]) == {number, second}
+    time.now += POLL_PAUSE_SECONDS
+    assert schemas.poll_subjects(["event"]) == {number, second}
 
 
 def test_a_reason_says_first_what_is_missing(faulty: FaultyRegistry, start: Start) -> None:
@@ -342,25 +342,25 @@ def test_a_guid_is_resolved_once_and_remembered(faulty: FaultyRegistry, start: S
     number = faulty.book.add("event", "the next event")
     guid = faulty.book.guid(number)
     schemas = start()
-    before = schemas.resolved([guid, number])
+    before = schemas.resolve_ids([guid, number])
 
     assert before[guid] == before[number] == closed(schemas, number)
-    schemas.resolved([guid])
+    schemas.resolve_ids([guid])
     assert faulty.paths.count(f"/schemas/guids/{guid}/ids") == faulty.paths.count(f"/schemas/ids/{number}") == 1
     faulty.stop()
-    assert start().resolved([guid, number]) == before
+    assert start().resolve_ids([guid, number]) == before
 
 
 def test_a_guid_that_is_not_there_is_unknown_for_a_while(faulty: FaultyRegistry, start: Start, time: Time) -> None:
     guid, schemas = UUID(int=7), start()
 
-    found = schemas.resolved([guid])[guid]
+    found = schemas.resolve_ids([guid])[guid]
 
     assert isinstance(found, Unknown)
     assert found.reason.startswith(f"the registry does not give schema {guid}: there is none in the context .")
-    assert time.pauses == list(PAUSES)
+    assert time.pauses == list(RETRY_PAUSES_SECONDS)
     asked = len(faulty.seen)
-    schemas.resolved([guid])
+    schemas.resolve_ids([guid])
     assert len(faulty.seen) == asked
     assert not found.is_absent
 
@@ -371,9 +371,9 @@ def test_a_guid_never_seen_waits_for_a_registry_that_is_away(faulty: FaultyRegis
     faulty.fails("503")
 
     with pytest.raises(RegistryAway):
-        schemas.resolved([guid])
+        schemas.resolve_ids([guid])
     faulty.fails("")
-    assert isinstance(schemas.resolved([guid])[guid], ResolvedSchema)
+    assert isinstance(schemas.resolve_ids([guid])[guid], ResolvedSchema)
 
 
 def test_a_poll_that_is_to_wait_says_that_the_registry_is_away(faulty: FaultyRegistry, start: Start) -> None:
@@ -381,9 +381,9 @@ def test_a_poll_that_is_to_wait_says_that_the_registry_is_away(faulty: FaultyReg
     schemas = start()
     faulty.fails("503")
 
-    assert schemas.poll(["event"]) == frozenset()
+    assert schemas.poll_subjects(["event"]) == frozenset()
     with pytest.raises(RegistryAway):
-        schemas.poll(["event"], wait=True)
+        schemas.poll_subjects(["event"], wait=True)
 
 
 def test_a_schema_registered_just_now_is_found(faulty: FaultyRegistry, start: Start, time: Time) -> None:
@@ -394,26 +394,26 @@ def test_a_schema_registered_just_now_is_found(faulty: FaultyRegistry, start: St
 
 def test_many_unknown_ids_share_one_wait(start: Start, time: Time) -> None:
     """Garbage can look like frames with as many ids as there are rows."""
-    found = start().resolved(range(1, 101))
+    found = start().resolve_ids(range(1, 101))
 
     assert all(isinstance(one, Unknown) for one in found.values())
-    assert time.pauses == list(PAUSES)
+    assert time.pauses == list(RETRY_PAUSES_SECONDS)
 
 
 def test_many_ids_are_asked_for_at_once_but_not_all(faulty: FaultyRegistry, start: Start) -> None:
     """A start with hundreds of schemas takes seconds and not minutes, and is no attack on the registry."""
-    numbers = [faulty.book.add("event", f"event {index}") for index in range(4 * AT_ONCE)]
-    faulty.gathering = threading.Barrier(AT_ONCE)  # asked one by one, nobody would be answered
+    numbers = [faulty.book.add("event", f"event {index}") for index in range(4 * REQUESTS_AT_ONCE)]
+    faulty.gathering = threading.Barrier(REQUESTS_AT_ONCE)  # asked one by one, nobody would be answered
 
-    found = start().resolved(numbers)
+    found = start().resolve_ids(numbers)
 
     assert [one.schema.text for one in found.values() if isinstance(one, ResolvedSchema)] == [
-        f"event {n}" for n in range(4 * AT_ONCE)
+        f"event {n}" for n in range(4 * REQUESTS_AT_ONCE)
     ]
-    assert max(faulty.at_once) == AT_ONCE
+    assert max(faulty.at_once) == REQUESTS_AT_ONCE
     faulty.gathering = None
-    assert start().poll(["event"]) == set(numbers)
-    assert max(faulty.at_once) <= AT_ONCE
+    assert start().poll_subjects(["event"]) == set(numbers)
+    assert max(faulty.at_once) <= REQUESTS_AT_ONCE
 
 
 def test_a_shared_referent_is_fetched_once(faulty: FaultyRegistry, start: Start) -> None:
@@ -422,7 +422,7 @@ def test_a_shared_referent_is_fetched_once(faulty: FaultyRegistry, start: Start)
     refers = [("player.proto", "player", 1)]
     numbers = [faulty.book.add("event", f"event {index}", references=refers) for index in range(20)]
 
-    found = start().resolved(numbers)
+    found = start().resolve_ids(numbers)
 
     assert all(
         isinstance(one, ResolvedSchema) and one.imports == {"player.proto": "the player"} for one in found.values()
@@ -435,8 +435,8 @@ def test_a_registry_that_goes_away_is_not_asked_for_the_rest(faulty: FaultyRegis
     faulty.fails("503")
 
     with pytest.raises(RegistryAway):
-        start().resolved(range(1, 1001))
-    assert len(faulty.seen) <= 2 * AT_ONCE  # the attempts of those under way
+        start().resolve_ids(range(1, 1001))
+    assert len(faulty.seen) <= 2 * REQUESTS_AT_ONCE  # the attempts of those under way
 
 
 @pytest.mark.parametrize("number", [-1, -(2**31), 2**31, 2**32 - 1])
@@ -449,7 +449,7 @@ def test_the_answer_is_in_the_order_of_the_question(faulty: FaultyRegistry, star
     for index in range(3):
         faulty.book.add("event", f"event {index}")
 
-    assert list(start().resolved([3, 9, 1, 3, 2])) == [3, 9, 1, 2]
+    assert list(start().resolve_ids([3, 9, 1, 3, 2])) == [3, 9, 1, 2]
 
 
 def test_a_circle_of_references_is_refused(faulty: FaultyRegistry, start: Start) -> None:
@@ -466,23 +466,23 @@ def test_a_schema_that_refers_to_itself_is_refused(faulty: FaultyRegistry, start
     assert "circle: " in unknown(start(), number).reason
 
 
-@pytest.mark.parametrize("depth", [DEEPEST, DEEPEST + 1])
+@pytest.mark.parametrize("depth", [MAX_IMPORT_DEPTH, MAX_IMPORT_DEPTH + 1])
 def test_references_may_be_deep_but_not_bottomless(faulty: FaultyRegistry, start: Start, depth: int) -> None:
     number = faulty.book.add("0", "bottom")
     for level in range(1, depth + 1):
         number = faulty.book.add(f"{level}", f"level {level}", references=[(f"{level - 1}", f"{level - 1}", 1)])
 
-    if depth <= DEEPEST:
+    if depth <= MAX_IMPORT_DEPTH:
         assert list(closed(start(), number).imports) == [str(level) for level in range(depth)]
     else:
-        assert f"more than {DEEPEST} deep" in unknown(start(), number).reason
+        assert f"more than {MAX_IMPORT_DEPTH} deep" in unknown(start(), number).reason
 
 
 def test_references_may_be_many_but_not_without_end(faulty: FaultyRegistry, start: Start) -> None:
-    refers = [(f"{index}", "event", index) for index in range(MOST_IMPORTS + 1)]
+    refers = [(f"{index}", "event", index) for index in range(MAX_IMPORTS + 1)]
     number = faulty.book.add("event", "event", references=refers)
 
-    assert f"more than {MOST_IMPORTS}" in unknown(start(), number).reason
+    assert f"more than {MAX_IMPORTS}" in unknown(start(), number).reason
 
 
 def test_a_referent_that_is_gone_makes_the_id_unknown(faulty: FaultyRegistry, start: Start) -> None:
@@ -508,14 +508,14 @@ def test_a_name_that_looks_like_a_path_is_only_a_name(
     number = faulty.book.add("event", "event", references=[("../../x", subject, 1)])
     schemas = start()
 
-    found = schemas.resolved([number])[number]
+    found = schemas.resolve_ids([number])[number]
 
     if subject in {"..", ""}:  # no URL can hold them
         assert isinstance(found, Unknown)
     else:
         assert isinstance(found, ResolvedSchema)
         assert found.imports == {"../../x": "x"}
-        schemas.poll([subject])
+        schemas.poll_subjects([subject])
         assert all(re.fullmatch(r"(id|subject|guid)-[0-9a-f]{32}\.json", one.name) for one in memory.path.iterdir())
     assert set(tmp_path.iterdir()) <= {memory.path}
 
@@ -607,7 +607,7 @@ def test_an_id_has_the_schema_of_its_subjects_context(faulty: FaultyRegistry, st
         schemas = start(subject=subject)
         assert closed(schemas, number).schema.text.startswith(text)
     of_games = start(subject=":.games:event")
-    assert of_games.poll([":.games:event"]) == {number}
+    assert of_games.poll_subjects([":.games:event"]) == {number}
     assert closed(of_games, number).schema.subjects == ((":.games:event", 1),)
     faulty.stop()
     assert closed(start(subject=":.games:other"), number).schema.text == "of games"
@@ -620,12 +620,12 @@ def test_a_guid_has_the_id_of_its_subjects_context(faulty: FaultyRegistry, start
     number = in_games(faulty).add(":.games:event", "of games")
     guid = in_games(faulty).guid(number)
 
-    found = start(subject=":.games:event").resolved([guid])[guid]
+    found = start(subject=":.games:event").resolve_ids([guid])[guid]
 
     assert isinstance(found, ResolvedSchema)
     assert (found.schema.id, found.schema.text) == (number, "of games")
     assert closed(start(), 2).schema.text == "of games"
-    other = start().resolved([guid])[guid]
+    other = start().resolve_ids([guid])[guid]
     assert isinstance(other, ResolvedSchema)
     assert other.schema.id == 2
 
@@ -653,16 +653,16 @@ def test_a_new_version_is_seen_by_the_next_poll_and_old_ones_are_not_fetched(
 ) -> None:
     """Evolution needs no restart, and a subject with hundreds of versions costs one request a batch."""
     schemas = start()
-    assert schemas.poll(["event"]) == frozenset()
+    assert schemas.poll_subjects(["event"]) == frozenset()
     first, second = faulty.book.add("event", "event 1"), faulty.book.add("event", "event 2")
-    assert schemas.poll(["event"]) == {first, second}
+    assert schemas.poll_subjects(["event"]) == {first, second}
     third = faulty.book.add("event", "event 3")
     faulty.seen.clear()
 
-    assert schemas.poll(["event", "event"]) == {first, second, third}
+    assert schemas.poll_subjects(["event", "event"]) == {first, second, third}
     assert faulty.paths == ["/subjects/event/versions", "/subjects/event/versions/3?deleted=true"]
     faulty.seen.clear()
-    assert start().poll(["event"]) == {first, second, third}
+    assert start().poll_subjects(["event"]) == {first, second, third}
     assert faulty.paths == ["/subjects/event/versions"]
 
 
@@ -670,25 +670,25 @@ def test_a_poll_of_a_registry_that_is_away_holds_nothing_up(faulty: FaultyRegist
     """Known ids go on; the registry's time-outs are not paid in every batch."""
     number = faulty.book.add("event", "the event")
     schemas = start()
-    schemas.poll(["event"])
+    schemas.poll_subjects(["event"])
     faulty.fails("503")
     faulty.seen.clear()
 
-    assert schemas.poll(["event", "other"]) == schemas.poll(["event"]) == {number}
+    assert schemas.poll_subjects(["event", "other"]) == schemas.poll_subjects(["event"]) == {number}
     assert len(faulty.seen) == 2  # the two attempts of one request
     faulty.fails("")
     second = faulty.book.add("event", "the next event")
-    time.now += POLL_PAUSE
-    assert schemas.poll(["event"]) == {number, second}
+    time.now += POLL_PAUSE_SECONDS
+    assert schemas.poll_subjects(["event"]) == {number, second}
 
 
 def test_a_deleted_subject_has_no_versions_but_its_ids_still_decode(faulty: FaultyRegistry, start: Start) -> None:
     number = faulty.book.add("event", "the event")
     schemas = start()
-    schemas.poll(["event"])
+    schemas.poll_subjects(["event"])
     faulty.book.deleted.add("event")
 
-    assert schemas.poll(["event"]) == frozenset()
+    assert schemas.poll_subjects(["event"]) == frozenset()
     assert closed(schemas, number).schema.subjects == (("event", 1),)
 
 
@@ -697,18 +697,18 @@ def test_a_poll_makes_an_unknown_id_known(faulty: FaultyRegistry, start: Start) 
     unknown(schemas, 1)
     faulty.book.add("event", "the event")
 
-    assert schemas.poll(["event"]) == {1}
+    assert schemas.poll_subjects(["event"]) == {1}
     assert closed(schemas, 1).schema.text == "the event"
 
 
 def test_a_schema_of_no_use_is_not_fetched_for_every_batch(faulty: FaultyRegistry, start: Start, time: Time) -> None:
     number = faulty.book.add("event", "event", references=[("gone.proto", "gone", 1)])
     schemas = start()
-    schemas.poll(["event"])
+    schemas.poll_subjects(["event"])
     unknown(schemas, number)
     faulty.seen.clear()
 
-    schemas.poll(["event"])
+    schemas.poll_subjects(["event"])
     unknown(schemas, number)
 
     assert faulty.paths == ["/subjects/event/versions"]
@@ -723,7 +723,7 @@ def test_an_id_that_a_second_subject_shares_later_has_both(faulty: FaultyRegistr
     faulty.book.add("dice-value", "the event")
     both = (("cards-value", 1), ("dice-value", 1))
 
-    schemas.poll(["dice-value"])
+    schemas.poll_subjects(["dice-value"])
 
     assert closed(schemas, number).schema.subjects == both
     faulty.stop()

@@ -216,12 +216,12 @@ def test_formats_of_one_topic_have_the_versions_of_its_own_subject(
     ],
 )
 def test_which_subjects_count(counted: CountedSubjects, subject: str, counts: bool) -> None:
-    assert counted.includes(subject, "shop.Sale") == counts
+    assert counted.is_counted(subject, "shop.Sale") == counts
 
 
 def test_a_record_without_a_name_has_no_subject_of_that_name() -> None:
-    assert not CountedSubjects(strategy="record_name").includes("None", None)
-    assert not CountedSubjects((), "topic_record_name", reads("orders")).includes("orders-", "")
+    assert not CountedSubjects(strategy="record_name").is_counted("None", None)
+    assert not CountedSubjects((), "topic_record_name", reads("orders")).is_counted("orders-", "")
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ from router_schemas.avro.model import (
 from router_schemas.avro.parser import is_name, parse_resolved, parse_text
 from router_schemas.avro.spark_types import map_schema
 from router_schemas.library import EventMaking, Library, RegistryLibrary
-from router_schemas.model import HOLD, VALUE_HEADER, SchemaInfo, SchemaOrigin, WriterSchema, schema_file
+from router_schemas.model import UNKNOWN_HOLD_SECONDS, VALUE_HEADER, SchemaInfo, SchemaOrigin, WriterSchema, schema_file
 from router_schemas.wire_format import schema_bytes
 
 if TYPE_CHECKING:
@@ -156,10 +156,10 @@ class SingleObjects(Writers):
     def learn_schemas(self, wanted: list[str], polled: list[str]) -> None:
         """Learn all versions of the subjects; a wanted fingerprint that none of them has is unknown."""
         if wanted:
-            self.schemas.poll(self.subjects, wait=True)
+            self.schemas.poll_subjects(self.subjects, wait=True)
             polled = self._new_versions()
         super().learn_schemas([], polled)
-        until = self.clock() + HOLD
+        until = self.clock() + UNKNOWN_HOLD_SECONDS
         for text in wanted:
             self.unknown[text] = f"no version of {', '.join(self.subjects)} has the {text}", until
         for use in self.uses.values():

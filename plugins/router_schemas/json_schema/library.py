@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 from router_schemas.json_schema.merge import ObjectVersion, merge_objects
 from router_schemas.json_schema.registered import struct_of_registered, title_of
 from router_schemas.library import RegistryLibrary
-from router_schemas.model import VALUE_HEADER, SchemaInfo, SchemaOrigin, WriterSchema, refusals
+from router_schemas.model import VALUE_HEADER, SchemaInfo, SchemaOrigin, WriterSchema, log_refusals
 from router_schemas.wire_format import schema_bytes
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Documents(RegistryLibrary[ObjectUse, Objects]):
         structs = {use.origin.label: use.struct for _, use in uses}
         versions = [ObjectVersion(label, struct) for label, struct in structs.items()]
         merged = merge_objects(versions or [ObjectVersion("", T.StructType())], self.taken)
-        refused = refusals(merged.conflicts)
+        refused = log_refusals(merged.conflicts)
 
         written: dict[bytes, SchemaInfo] = {}
         for writer, use in uses:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import types as T
 
-from router_schemas.model import REFUSED, SchemaConflict
+from router_schemas.model import REFUSED_CHARACTERS, SchemaConflict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,7 +110,7 @@ class _Fold:
         """Refuse to change the fields of another format, and to have a column that one of them has."""
         for column in new:
             name = column.name
-            column_name = REFUSED.sub("_", name)
+            column_name = REFUSED_CHARACTERS.sub("_", name)
             if name in taken and merged[name].dataType != taken[name][0]:
                 kind, self.origins[name] = taken[name]
                 another = "another " if _describe_type(kind) == _describe_type(column.dataType) else ""
