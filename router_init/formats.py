@@ -185,12 +185,12 @@ def _protobuf_reader(schema: RegisteredSchema) -> Read | None:
         from google.protobuf import message_factory  # type: ignore[import-untyped]
         from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
 
-        from router_schemas.protobuf.descriptors import descriptors, message_of, name_at
+        from router_schemas.protobuf.descriptors import compile_schema, message_of, name_at
     except ModuleNotFoundError:
         return None  # without the extra its values are not looked at
     from router_schemas.wire_format import read_index
 
-    files = descriptors(ResolvedSchema(schema))
+    files = compile_schema(ResolvedSchema(schema))
 
     def read(value: bytes) -> tuple[str, Any]:
         _, path, end = read_index(value[PREFIX_BYTES:])

@@ -25,7 +25,7 @@ from router_demo.records import opened, records
 from router_demo.registry import EmbeddedRegistry, subject_in
 from router_demo.traffic import Traffic
 from router_schemas.model import RegisteredSchema, ResolvedSchema
-from router_schemas.protobuf.descriptors import descriptors, message_of
+from router_schemas.protobuf.descriptors import compile_schema, message_of
 from router_schemas.wire_format import payload_prefix
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _later_fields(version: int) -> dict[str, str]:
 
 def message_class(version: int) -> Any:
     """Return google's class of the message of a version."""
-    files = descriptors(ResolvedSchema(RegisteredSchema(0, "PROTOBUF", proto_text(version))))
+    files = compile_schema(ResolvedSchema(RegisteredSchema(0, "PROTOBUF", proto_text(version))))
     return message_factory.GetMessageClass(message_of(files, "benchmark.Event"))
 
 

@@ -13,7 +13,7 @@ from router_demo.games import GAMES, game_names, gamer_names
 from router_demo.traffic import BAD_NAMES, FRAMED_GARBAGE, concatenate_fields, draw_amounts, draw_ends
 from router_schemas.byte_columns import encode_varint
 from router_schemas.model import RegisteredSchema, ResolvedSchema
-from router_schemas.protobuf.descriptors import descriptors, message_of
+from router_schemas.protobuf.descriptors import compile_schema, message_of
 from router_schemas.wire_format import payload_prefix
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ message Poker {
 
 def message_class(version: int) -> Any:
     """Return google's class of the message of a version."""
-    files = descriptors(ResolvedSchema(RegisteredSchema(0, "PROTOBUF", schema_text(version))))
+    files = compile_schema(ResolvedSchema(RegisteredSchema(0, "PROTOBUF", schema_text(version))))
     return message_factory.GetMessageClass(message_of(files, MESSAGE))
 
 

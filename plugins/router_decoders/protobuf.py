@@ -12,7 +12,7 @@ from typing_extensions import override
 from router import ArrowDecoding, Preparation
 from router_decoders.registry_decoder import RegistryDecoder
 from router_schemas.model import FULL_NAME
-from router_schemas.protobuf import EXTRAS, needed
+from router_schemas.protobuf import EXTRAS, require_extra
 from router_schemas.subject_names import check_one_context
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Protobuf(RegistryDecoder):
 
     def library(self, preparation: Preparation) -> Library[Any]:
         """Return where Protobuf schemas come from."""
-        with needed("the decoder protobuf"):
+        with require_extra("the decoder protobuf"):
             from router_schemas.protobuf.events import Fields
             from router_schemas.protobuf.library import FileMessages, Files, Messages, OneMessage, Payloads
 
@@ -164,7 +164,7 @@ class Protobuf(RegistryDecoder):
     @staticmethod
     def messages(schemas: SchemaResolver, memory: Memory, counted: CountedSubjects, header: str) -> Messages:
         """Return the messages of a registry that also has other formats."""
-        with needed("the decoder protobuf"):
+        with require_extra("the decoder protobuf"):
             from router_schemas.protobuf.library import Messages
 
         return Messages(schemas, memory, counted=counted, header=header, among_others=True)
@@ -178,12 +178,12 @@ class Protobuf(RegistryDecoder):
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
         """Return the message of an event given as in ProtoJSON, in its wire format; with a wrapper the outer one."""
-        from router_schemas.protobuf.descriptors import from_file, message_index_of, message_names
+        from router_schemas.protobuf.descriptors import message_index_of, message_names, read_descriptors
         from router_schemas.protobuf.encode import encoded_event
         from router_schemas.wire_format import pack_value
 
         schema_id, file = self.id_and_file(schema)
-        files = from_file(file)
+        files = read_descriptors(file)
         name = message or self.message or message_names(files)[0]
         payload = encoded_event(event, files, name)
         if self.wire_format == "none":
@@ -197,11 +197,11 @@ class Protobuf(RegistryDecoder):
 
     @property
     def _function(self) -> Any:
-        from router_schemas.protobuf.events import events, unwrapped
+        from router_schemas.protobuf.events import message_events, wrapped_events
 
         if self.wrapper is None:
-            return events
-        return unwrapped
+            return message_events
+        return wrapped_events
 
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode."""

@@ -22,7 +22,7 @@ from pydantic import Field, field_validator, model_validator
 
 from router import Encoded, Encoder, Encoding, Server, StartError
 from router_schemas.model import FULL_NAME, Kind, RegisteredSchema, ResolvedSchema, SchemaOrigin
-from router_schemas.protobuf import EXTRAS, needed
+from router_schemas.protobuf import EXTRAS, require_extra
 from router_schemas.registry_options import NotFound, RegistryAway, RegistryError, RegistryOptions, UnusableSchema
 
 if TYPE_CHECKING:
@@ -337,7 +337,7 @@ class ToProtobuf(RegistryEncoder):
 
     def open(self, columns: StructType, folder: Path, subject: str | None = None, *, trial: bool = False) -> Encoding:
         """Return how rows are written. Asks the registry."""
-        with needed("protobuf"):
+        with require_extra("protobuf"):
             from router_schemas.protobuf.descriptors import CompilerError
         try:
             return super().open(columns, folder, subject, trial=trial)
@@ -346,10 +346,10 @@ class ToProtobuf(RegistryEncoder):
 
     def written(self, resolved: ResolvedSchema, columns: StructType) -> Encoding:
         """Return how rows are written with a message of a schema."""
-        from router_schemas.protobuf.descriptors import descriptors, message_index_of, message_names
+        from router_schemas.protobuf.descriptors import compile_schema, message_index_of, message_names
         from router_schemas.wire_format import payload_prefix
 
-        files = descriptors(resolved)
+        files = compile_schema(resolved)
         message = self.message or next(iter(message_names(files)), "")
         path = message_index_of(files, message)
         value_prefix = b""
@@ -361,17 +361,17 @@ class ToProtobuf(RegistryEncoder):
 
     def derived(self, columns: StructType, subject: str, latest: ResolvedSchema | None) -> str | None:
         """Return a message for columns that continues the newest one."""
-        from router_schemas.protobuf.derive import derived, known, text_of
-        from router_schemas.protobuf.descriptors import descriptors, message_names
+        from router_schemas.protobuf.derive import derive_message, read_derived_message, text_of
+        from router_schemas.protobuf.descriptors import compile_schema, message_names
 
         if latest is None:
-            return text_of(derived(columns, self.message or record_name(subject)))
-        files = descriptors(latest)
+            return text_of(derive_message(columns, self.message or record_name(subject)))
+        files = compile_schema(latest)
         name = self.message or next(iter(message_names(files)), "")
-        newest = known(files, name)
+        newest = read_derived_message(files, name)
         if not newest:
             return None
-        return text_of(derived(columns, name, newest))
+        return text_of(derive_message(columns, name, newest))
 
 
 def encode_protobuf(array: pa.Array, written: ProtobufTarget) -> Encoded:
@@ -381,6 +381,6 @@ def encode_protobuf(array: pa.Array, written: ProtobufTarget) -> Encoded:
 
 @lru_cache(maxsize=64)
 def _protobuf_writer(written: ProtobufTarget) -> Write:
-    from router_schemas.protobuf.encode import writer
+    from router_schemas.protobuf.encode import message_writer
 
-    return writer(written.descriptors, written.message, written.columns)
+    return message_writer(written.descriptors, written.message, written.columns)

@@ -16,7 +16,7 @@ import pytest
 from router.counts import COUNTS
 from router.stages import MEANINGS, Stage
 from router_schemas.avro.kinds import AvroKind
-from router_schemas.protobuf.kinds import SPECIAL, WRAPPERS, Kind
+from router_schemas.protobuf.kinds import SPECIAL_KINDS, WRAPPERS, Kind
 from router_schemas.protobuf.model import spark_struct
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def table_of_protobuf() -> str:
         described = kind.value
         (column,) = spark_struct(pa.struct([("column", described.arrow)]))
         shown = column.dataType.simpleString().replace(":", " ")
-        messages = [name for name, special in SPECIAL.items() if special is kind and name not in WRAPPERS]
+        messages = [name for name, special in SPECIAL_KINDS.items() if special is kind and name not in WRAPPERS]
         for name in messages or [described.title or str(kind)]:
             facts = (shown, words(described.columns), words(described.declares), described.note)
             rows.append((name.rpartition(".")[2], *facts))

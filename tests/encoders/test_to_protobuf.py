@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 
 from router_schemas.model import RegisteredSchema, ResolvedSchema
-from router_schemas.protobuf.decode import MessageReader, decode, reader
-from router_schemas.protobuf.derive import derived, known, text_of
-from router_schemas.protobuf.descriptors import descriptors
-from router_schemas.protobuf.encode import writer
+from router_schemas.protobuf.decode import MessageReader, decode_payloads, make_message_reader
+from router_schemas.protobuf.derive import derive_message, read_derived_message, text_of
+from router_schemas.protobuf.descriptors import compile_schema
+from router_schemas.protobuf.encode import message_writer
 from router_schemas.protobuf.kinds import Kind
-from router_schemas.protobuf.merge import MessageVersion, merge
+from router_schemas.protobuf.merge import MessageVersion, merge_messages
 from tests.encoders.columns import OF_PROTOBUF, encoded, plain, rows_of, struct, tables
 from tests.schemas import proto_strategies as proto
 
@@ -28,7 +28,7 @@ BODY = "game.v1.Event"
 
 def compiled(text: str) -> bytes:
     """Return the descriptors of a text."""
-    return descriptors(ResolvedSchema(RegisteredSchema(0, "PROTOBUF", text)))
+    return compile_schema(ResolvedSchema(RegisteredSchema(0, "PROTOBUF", text)))
 
 
 def message(fields: str, more: str = "") -> bytes:
@@ -40,12 +40,12 @@ def message(fields: str, more: str = "") -> bytes:
 
 def reading(files: bytes, name: str = BODY) -> MessageReader:
     """Return what reads a message."""
-    return reader(merge([MessageVersion.of("v1", files, name)])[0])
+    return make_message_reader(merge_messages([MessageVersion.of("v1", files, name)])[0])
 
 
 def events(written: list[Any], read: MessageReader) -> list[Any]:
     """Return the events that the router's decoder makes of messages; google's parser has checked them."""
-    found = decode(pa.array(written, pa.binary()), read)
+    found = decode_payloads(pa.array(written, pa.binary()), read)
     assert found.reasons.null_count == len(written), found.reasons
     return found.events.to_pylist()
 
@@ -55,13 +55,13 @@ def test_a_row_is_read_as_it_was_written(table: Any, data: st.DataObject) -> Non
     """Without it a consumer sees other values than the table beside the topic."""
     columns, values = table
     try:
-        files = compiled(text_of(derived(columns, BODY)))
+        files = compiled(text_of(derive_message(columns, BODY)))
     except ValueError as refused:
         assume("in JSON" not in str(refused) and "the map needs" not in str(refused))
         raise
     rows = data.draw(st.lists(values, min_size=1, max_size=4))
 
-    written = writer(files, BODY, columns)(rows_of(columns, rows))
+    written = message_writer(files, BODY, columns)(rows_of(columns, rows))
 
     found = events(written, reading(files))
     assert [plain(row) for row in found] == [plain(row) for row in rows]
@@ -73,9 +73,9 @@ def test_events_go_back_into_the_message_they_were_read_with(schema: Any, data: 
     files = proto.descriptors_of(schema)
     read, kind = reading(files), proto.class_of(files)
     raw = [one.SerializeToString(deterministic=True) for one in data.draw(st.lists(proto.messages(kind), min_size=1))]
-    before = decode(pa.array(raw, pa.binary()), read).events
+    before = decode_payloads(pa.array(raw, pa.binary()), read).events
 
-    written = writer(files, BODY, read.spark_type)(before)
+    written = message_writer(files, BODY, read.spark_type)(before)
 
     for one, event in zip(written, before.to_pylist(), strict=True):
         assert plain(events([one], read)) == plain([event])
@@ -86,8 +86,8 @@ def test_events_go_back_into_the_message_they_were_read_with(schema: Any, data: 
 def test_a_field_keeps_its_number_for_ever(first: Any, second: Any) -> None:
     """Without it a new column in the middle turns old records into garbage."""
     try:
-        before = derived(first[0], BODY)
-        after = derived(second[0], BODY, before)
+        before = derive_message(first[0], BODY)
+        after = derive_message(second[0], BODY, before)
     except ValueError:  # a column that changed its type, or names that are one in JSON
         return
     files = compiled(text_of(after))
@@ -96,15 +96,17 @@ def test_a_field_keeps_its_number_for_ever(first: Any, second: Any) -> None:
     assert old.items() <= new.items()
     assert len(set(new.values())) == len(new)
     assert set(second[0].names) <= set(new)
-    assert known(files, BODY) == after
-    assert derived(second[0], BODY, after) == after
-    both = merge([MessageVersion.of("v1", compiled(text_of(before)), BODY), MessageVersion.of("v2", files, BODY)])
+    assert read_derived_message(files, BODY) == after
+    assert derive_message(second[0], BODY, after) == after
+    both = merge_messages(
+        [MessageVersion.of("v1", compiled(text_of(before)), BODY), MessageVersion.of("v2", files, BODY)]
+    )
     assert len(both) == 1, "the versions cannot be read together"
 
 
 def test_a_schema_of_somebody_else_is_left_alone() -> None:
     """Without it what others declared, such as an enum or a reserved number, is lost from their subject."""
-    assert known(message("optional string a = 1;"), BODY)
+    assert read_derived_message(message("optional string a = 1;"), BODY)
     for fields in (
         "string a = 1;",
         "reserved 7; optional string a = 1;",
@@ -112,8 +114,8 @@ def test_a_schema_of_somebody_else_is_left_alone() -> None:
         "oneof one { string a = 1; string b = 2; }",
         "optional string a = 1 [deprecated = true];",
     ):
-        assert known(message(fields), BODY) is None, fields
-    assert known(message("optional string a = 1;", "message Other {}"), BODY) is None
+        assert read_derived_message(message(fields), BODY) is None, fields
+    assert read_derived_message(message("optional string a = 1;", "message Other {}"), BODY) is None
 
 
 @pytest.mark.parametrize(
@@ -136,17 +138,17 @@ def test_a_schema_of_somebody_else_is_left_alone() -> None:
 )
 def test_a_column_that_cannot_be_declared_is_named(columns: T.StructType, what: str) -> None:
     """Without it a field changes its meaning, or the compiler answers with a riddle."""
-    before = derived(struct(a=T.IntegerType(), s=struct(x=TEXT)), BODY)
+    before = derive_message(struct(a=T.IntegerType(), s=struct(x=TEXT)), BODY)
 
     with pytest.raises(ValueError, match=what):
-        derived(columns, BODY, before)
+        derive_message(columns, BODY, before)
 
 
 def test_numbers_grow_wider_but_not_narrower() -> None:
     """Without it a column that became bigint stops the stream, or loses digits."""
-    before = derived(struct(a=T.IntegerType(), b=IDS), BODY)
+    before = derive_message(struct(a=T.IntegerType(), b=IDS), BODY)
 
-    after = derived(struct(a=IDS, b=T.IntegerType()), BODY, before)
+    after = derive_message(struct(a=IDS, b=T.IntegerType()), BODY, before)
 
     assert [one.kind for one in after.members] == [Kind.INT64, Kind.INT64]
 
@@ -167,7 +169,7 @@ MISFITS: list[tuple[T.StructType, str, str]] = [
 def test_a_column_without_a_place_is_named(columns: T.StructType, fields: str, what: str) -> None:
     """Without it a stream starts that loses a column, or writes it as something else."""
     with pytest.raises(ValueError, match=what):
-        writer(message(fields), BODY, columns)
+        message_writer(message(fields), BODY, columns)
 
 
 def test_a_required_field_is_refused_at_the_start() -> None:
@@ -175,7 +177,7 @@ def test_a_required_field_is_refused_at_the_start() -> None:
     files = compiled('syntax = "proto2"; package game.v1; message Event { required string a = 1; }')
 
     with pytest.raises(ValueError, match=r"field a of game\.v1\.Event is required"):
-        writer(files, BODY, struct(a=TEXT))
+        message_writer(files, BODY, struct(a=TEXT))
 
 
 BROKEN: list[tuple[T.StructType, str, list[Any], str]] = [
@@ -196,7 +198,7 @@ def test_a_value_that_cannot_be_written_is_one_row_without_a_value(
     columns: T.StructType, fields: str, values: list[Any], what: str
 ) -> None:
     """Without it one row stops the stream, takes its neighbours with it, or is written as something else."""
-    write = writer(message(fields), BODY, columns)
+    write = message_writer(message(fields), BODY, columns)
 
     found = encoded(rows_of(columns, [{"a": value} for value in values]), write)
 
@@ -208,7 +210,7 @@ def test_a_value_that_cannot_be_written_is_one_row_without_a_value(
 def test_two_members_of_a_oneof_are_refused() -> None:
     """Without it the second silently takes the place of the first."""
     columns = struct(a=TEXT, b=IDS)
-    write = writer(message("oneof one { string a = 1; int64 b = 2; }"), BODY, columns)
+    write = message_writer(message("oneof one { string a = 1; int64 b = 2; }"), BODY, columns)
 
     found = encoded(rows_of(columns, [{"a": "x", "b": None}, {"a": "x", "b": 0}, {"a": None, "b": 0}]), write)
 
@@ -221,7 +223,7 @@ def test_a_text_that_is_not_utf8_is_refused() -> None:
     texts = pa.Array.from_buffers(pa.string(), 2, pa.array([b"\xff", b"ok"], pa.binary()).buffers())
     rows = pa.StructArray.from_arrays([texts], names=["a"])
 
-    found = encoded(rows, writer(message("string a = 1;"), BODY, struct(a=TEXT)))
+    found = encoded(rows, message_writer(message("string a = 1;"), BODY, struct(a=TEXT)))
 
     assert found.values == [None, b"\x0a\x02ok"]
     assert "not UTF-8" in found.reasons[0]
@@ -233,7 +235,7 @@ def test_times_before_1970_and_spans_below_zero_keep_their_sign() -> None:
     files = message("google.protobuf.Timestamp at = 1; google.protobuf.Duration took = 2;")
     rows = [{"at": datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC), "took": -1_500_001}]
 
-    (written,) = writer(files, BODY, columns)(rows_of(columns, rows))
+    (written,) = message_writer(files, BODY, columns)(rows_of(columns, rows))
 
     parsed = proto.class_of(files).FromString(written)
     assert (parsed.at.seconds, parsed.at.nanos) == (-1, 999_999_000)

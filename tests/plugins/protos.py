@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf import message_factory
 from google.protobuf.json_format import ParseDict
 
-from router_schemas.protobuf.descriptors import from_file, message_of
+from router_schemas.protobuf.descriptors import message_of, read_descriptors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,8 +42,8 @@ class Proto:
         """Write a file, and its FileDescriptorSet beside it as NAME.desc."""
         path = folder / name
         path.write_text(text)
-        path.with_suffix(".desc").write_bytes(from_file(path))
-        return Proto(path, from_file(path))
+        path.with_suffix(".desc").write_bytes(read_descriptors(path))
+        return Proto(path, read_descriptors(path))
 
     def message(self, name: str, **values: Any) -> Any:
         """Return a message."""

@@ -14,7 +14,7 @@ from router_demo.protobuf_values import MESSAGE, message_class, schema_text
 from router_schemas.avro.encode import encoded_event
 from router_schemas.avro.parser import parse_text
 from router_schemas.model import RegisteredSchema, ResolvedSchema
-from router_schemas.protobuf.descriptors import descriptors
+from router_schemas.protobuf.descriptors import compile_schema
 from router_schemas.protobuf.encode import encoded_event as written_message
 
 FIELDS: dict[str, Any] = {
@@ -80,7 +80,7 @@ def test_what_an_avro_schema_does_not_take_is_refused_with_its_place(wrong: dict
 
 
 def test_a_message_is_as_google_reads_it() -> None:
-    files = descriptors(ResolvedSchema(RegisteredSchema(0, "PROTOBUF", schema_text(1))))
+    files = compile_schema(ResolvedSchema(RegisteredSchema(0, "PROTOBUF", schema_text(1))))
     event = {"game": "uno", "ts": "2026-01-31T12:00:00Z", "uno": {"players": [{"seat": 1}]}, "col_foo_1": 7}
 
     message = message_class(1).FromString(written_message(event, files, MESSAGE))

@@ -68,5 +68,5 @@ def test_an_avro_kind_that_is_declared_is_read_as_that_column(kind: AvroKind) ->
 def test_what_is_read_as_a_protobuf_kind_is_written_to_it(kind: Kind) -> None:
     """Without it an event that was decoded cannot be sent in the schema that it came in."""
     (column,) = spark_struct(pa.struct([("a", kind.value.arrow)]))
-    assert kind.accepts(column.dataType)
+    assert kind.accepts_column(column.dataType)
     assert set(kind.value.declares) <= set(kind.value.columns)

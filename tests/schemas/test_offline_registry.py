@@ -9,7 +9,7 @@ import pytest
 
 from router import StartError
 from router_schemas.model import ResolvedSchema
-from router_schemas.protobuf.descriptors import descriptors, imports_below
+from router_schemas.protobuf.descriptors import compile_schema, imports_below
 from router_schemas.registry_client import OfflineRegistry
 from router_schemas.registry_options import NotFound
 from router_schemas.resolver import References
@@ -35,7 +35,7 @@ def test_versions_have_ids_in_their_order_and_bring_what_they_import(files: dict
     assert disk.subjects_of(2) == (("bets", 2),)
     closed = ResolvedSchema(disk.by_id(1), References(disk).imports_of(disk.by_id(1)))
     assert closed.imports == {"money.proto": MONEY}
-    assert descriptors(closed)
+    assert compile_schema(closed)
 
 
 def test_the_newest_version_writes_unless_a_file_is_named(files: dict[str, Path]) -> None:

@@ -11,10 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router_schemas.model import RegisteredSchema, ResolvedSchema
-from router_schemas.protobuf.decode import MessageReader, decode, handler_of, read_natively, reader
-from router_schemas.protobuf.descriptors import descriptors
+from router_schemas.protobuf.decode import (
+    MessageReader,
+    decode_payloads,
+    handler_of,
+    make_message_reader,
+    read_natively,
+)
+from router_schemas.protobuf.descriptors import compile_schema
 from router_schemas.protobuf.kinds import Kind
-from router_schemas.protobuf.merge import MessageVersion, merge
+from router_schemas.protobuf.merge import MessageVersion, merge_messages
 from router_schemas.protobuf.model import Column
 from tests.light import drawn
 from tests.schemas.proto_strategies import Schema, Spec, class_of, descriptors_of, messages, row_of, same, schemas
@@ -24,7 +30,7 @@ EVENT = "game.v1.Event"
 
 def reader_of(descriptors: bytes) -> MessageReader:
     """Return the reader of one version."""
-    return reader(merge([MessageVersion.of("v1", descriptors, EVENT)])[0])
+    return make_message_reader(merge_messages([MessageVersion.of("v1", descriptors, EVENT)])[0])
 
 
 def simple(*fields: Spec, syntax: str = "proto3") -> tuple[Any, MessageReader]:
@@ -40,7 +46,7 @@ def array(*payloads: bytes | None) -> pa.BinaryArray:
 
 def one(payload: bytes, read: MessageReader) -> Any:
     """Return the event of one payload."""
-    found = decode(array(payload), read)
+    found = decode_payloads(array(payload), read)
     assert found.reasons.to_pylist() == [None]
     return found.events[0].as_py()
 
@@ -54,7 +60,7 @@ def test_every_value_is_what_google_reads(syntax: str, data: st.DataObject, sche
     rows = data.draw(st.lists(messages(class_of(descriptors)), min_size=1, max_size=5))
     read = reader_of(descriptors)
 
-    found = decode(array(*(row.SerializeToString() for row in rows)), read)
+    found = decode_payloads(array(*(row.SerializeToString() for row in rows)), read)
 
     found.events.validate(full=True)
     assert found.events.type == read.type
@@ -105,11 +111,11 @@ def test_hostile_bytes_have_one_verdict_whatever_their_neighbours(data: st.DataO
     kind, read = simple(*FUZZED)
     rows = [mutated(data, kind) for _ in range(4)] + [data.draw(st.binary(max_size=20))]
 
-    together = decode(array(None, *rows, b""), read)
+    together = decode_payloads(array(None, *rows, b""), read)
 
     together.events.validate(full=True)
     for place, row in enumerate(rows, 1):
-        alone = decode(array(row), read)
+        alone = decode_payloads(array(row), read)
         assert alone.reasons[0] == together.reasons[place]
         assert repr(alone.events[0].as_py()) == repr(together.events[place].as_py())
         assert alone.events[0].is_valid == (alone.reasons[0].as_py() is None)
@@ -135,7 +141,7 @@ def test_a_null_payload_is_neither_an_event_nor_an_error() -> None:
     """A tombstone among dead letters would alarm somebody."""
     _, read = simple(Spec("id", 1, "int32"))
 
-    found = decode(array(None, b"\x08\x05"), read)
+    found = decode_payloads(array(None, b"\x08\x05"), read)
 
     assert found.events.to_pylist() == [None, {"id": 5}]
     assert found.reasons.to_pylist() == [None, None]
@@ -146,16 +152,16 @@ def test_a_slice_of_payloads_is_decoded_as_a_slice() -> None:
     _, read = simple(Spec("id", 1, "int32"))
     payloads = array(b"\x08", b"\x08\x05", b"\x08\x06", b"\xff")[1:3]
 
-    assert decode(payloads, read).events.to_pylist() == [{"id": 5}, {"id": 6}]
-    assert decode(payloads.cast(pa.large_binary()), read).events.to_pylist() == [{"id": 5}, {"id": 6}]
-    assert len(decode(payloads[:0], read).events) == 0
+    assert decode_payloads(payloads, read).events.to_pylist() == [{"id": 5}, {"id": 6}]
+    assert decode_payloads(payloads.cast(pa.large_binary()), read).events.to_pylist() == [{"id": 5}, {"id": 6}]
+    assert len(decode_payloads(payloads[:0], read).events) == 0
 
 
 def test_a_refused_row_says_why_without_its_data() -> None:
     """Who looks at a dead letter needs the message and the fault."""
     _, read = simple(Spec("id", 1, "string"))
 
-    reasons = decode(array(b"\x0a\x02\xff\xfe", b"\x0a\x09a", b"\x0a\x01a"), read).reasons.to_pylist()
+    reasons = decode_payloads(array(b"\x0a\x02\xff\xfe", b"\x0a\x09a", b"\x0a\x01a"), read).reasons.to_pylist()
 
     assert reasons[:2] == [
         "protobuf: not a game.v1.Event: string field had bad UTF-8",
@@ -183,7 +189,7 @@ def test_a_time_out_of_range_is_refused_and_not_bent(form: str) -> None:
         )
         at.seconds, d.seconds = seconds, span
 
-    reasons = decode(array(*(row.SerializeToString() for row in rows)), read).reasons.to_pylist()
+    reasons = decode_payloads(array(*(row.SerializeToString() for row in rows)), read).reasons.to_pylist()
 
     assert [reason is None for reason in reasons] == [True, False, False, False, False, True]
 
@@ -242,8 +248,8 @@ def test_unknown_fields_are_counted_when_asked_for() -> None:
     _, read = simple(Spec("id", 1, "int32"), Spec("leaf", 2, "game.v1.Leaf"))
     rows = array(b"\x08\x01", b"\x08\x01\x78\x05", b"\x12\x02\x78\x05", b"\x08\x00", b"\xff", None)
 
-    assert decode(rows, read, count_unknown=True).unknown == 2
-    assert decode(rows, read).unknown == -1
+    assert decode_payloads(rows, read, count_unknown=True).unknown == 2
+    assert decode_payloads(rows, read).unknown == -1
 
 
 class PanicException(BaseException):
@@ -308,9 +314,9 @@ def test_fields_of_one_json_name_are_read(syntax: str) -> None:
     """Both names are legal where JSON names are not checked: their numbers tell the fields apart."""
     label = "optional " if "proto2" in syntax else ""
     text = f"{syntax}; package t; message M {{ {label}int32 a_b = 1; {label}int32 aB = 2; }}"
-    files = descriptors(ResolvedSchema(RegisteredSchema(1, "PROTOBUF", text)))
-    (merged,) = merge([MessageVersion.of("v1", files, "t.M")])
+    files = compile_schema(ResolvedSchema(RegisteredSchema(1, "PROTOBUF", text)))
+    (merged,) = merge_messages([MessageVersion.of("v1", files, "t.M")])
 
-    events = decode(pa.array([b"\x08\x05\x10\x06"], pa.binary()), reader(merged)).events
+    events = decode_payloads(pa.array([b"\x08\x05\x10\x06"], pa.binary()), make_message_reader(merged)).events
 
     assert events.to_pylist() == [{"a_b": 5, "aB": 6}]

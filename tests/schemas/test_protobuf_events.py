@@ -9,8 +9,8 @@ from google.protobuf import message_factory
 from google.protobuf.json_format import ParseDict
 
 from router_schemas.model import RegisteredSchema, ResolvedSchema
-from router_schemas.protobuf.descriptors import descriptors, message_index_of, message_of
-from router_schemas.protobuf.events import events
+from router_schemas.protobuf.descriptors import compile_schema, message_index_of, message_of
+from router_schemas.protobuf.events import message_events
 from router_schemas.protobuf.library import Messages
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryAway, RegistryOptions
@@ -61,7 +61,7 @@ def write(client: RegistryClient, name: str) -> Callable[..., tuple[int, bytes]]
     def write(text: str, message: str, values: dict[str, Any], subject: str = "") -> tuple[int, bytes]:
         text = text.replace("{0}", name)
         number = client.register(subject or f"{name}-value", "PROTOBUF", text)
-        files = descriptors(ResolvedSchema(RegisteredSchema(number, "PROTOBUF", text)))
+        files = compile_schema(ResolvedSchema(RegisteredSchema(number, "PROTOBUF", text)))
         made = ParseDict(values, message_factory.GetMessageClass(message_of(files, f"{name}.{message}"))())
         path = message_index_of(files, f"{name}.{message}")
         return number, pack_value(number, path, made.SerializeToString())
@@ -79,7 +79,7 @@ def read(library: Messages, *values: bytes | None) -> list[dict[str, Any]]:
         if wanted and known is before:
             break  # nothing was found: rows keep their errors
         assert known is not None
-        found = events(records, known)
+        found = message_events(records, known)
         wanted = found.column("_wanted").drop_null().unique().to_pylist()
         if not wanted:
             break

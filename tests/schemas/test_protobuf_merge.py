@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router_schemas.model import RegisteredSchema, ResolvedSchema, SchemaConflict, SchemaOrigin
-from router_schemas.protobuf.decode import decode, reader
-from router_schemas.protobuf.descriptors import descriptors as compiled
+from router_schemas.protobuf.decode import decode_payloads, make_message_reader
+from router_schemas.protobuf.descriptors import compile_schema as compiled
 from router_schemas.protobuf.library import MessageUse
-from router_schemas.protobuf.merge import MergedMessage, MessageVersion, merge
+from router_schemas.protobuf.merge import MergedMessage, MessageVersion, merge_messages
 from tests.light import drawn
 from tests.schemas.proto_strategies import (
     EVENT,
@@ -47,7 +47,7 @@ def schema(*fields: Spec, **messages: list[Spec]) -> Schema:
 
 def events(merged: MergedMessage, *payloads: bytes) -> list[Any]:
     """Decode payloads with merged versions."""
-    found = decode(pa.array(payloads, pa.binary()), reader(merged))
+    found = decode_payloads(pa.array(payloads, pa.binary()), make_message_reader(merged))
     assert found.reasons.null_count == len(payloads)
     rows: list[Any] = found.events.to_pylist()
     return rows
@@ -84,7 +84,7 @@ def test_ten_versions_in_one_batch_are_each_read_right(data: st.DataObject, hist
     sets = [descriptors_of(schema) for schema in history]
     rows = [data.draw(messages(class_of(one), 2)) for one in sets]
 
-    (merged,) = merge([MessageVersion.of(str(number), one, EVENT) for number, one in enumerate(sets)])
+    (merged,) = merge_messages([MessageVersion.of(str(number), one, EVENT) for number, one in enumerate(sets)])
 
     assert merged.labels == tuple(map(str, range(10)))
     for row, event in zip(rows, events(merged, *(row.SerializeToString() for row in rows)), strict=True):
@@ -100,7 +100,7 @@ def test_a_further_version_only_adds_columns_at_the_end(history: list[Schema]) -
     for numbers in renames_aside:
         seen += [number for number in numbers if number not in seen]
 
-    (merged,) = merge(versions(*history))
+    (merged,) = merge_messages(versions(*history))
 
     root = descriptor_pb2.FileDescriptorSet.FromString(merged.descriptors).file[-1].message_type[0]
     assert [field.number for field in root.field] == seen
@@ -129,7 +129,7 @@ REFUSED = {
 @pytest.mark.parametrize(("old", "new", "what"), REFUSED.values(), ids=REFUSED)
 def test_a_change_that_would_give_wrong_values_is_refused(old: Spec, new: Spec, what: str) -> None:
     """The bytes decode without an error: 7 as int32 is -4 as sint32. Only the descriptors tell."""
-    first, second = merge(versions(schema(old), schema(new), schema(old, Spec("more", 2, "int32"))))
+    first, second = merge_messages(versions(schema(old), schema(new), schema(old, Spec("more", 2, "int32"))))
 
     assert first.labels == ("v1", "v3")
     assert second.labels == ("v2",)
@@ -163,10 +163,10 @@ def test_integers_widen(old: str, new: str, value: int, kind: pa.DataType, form:
         row.n = value
     expected = {"string": [("a", value)], "repeated": [value]}.get(form, value)
 
-    (merged,) = merge(versions(before, after))
+    (merged,) = merge_messages(versions(before, after))
 
     assert events(merged, row.SerializeToString()) == [{"n": expected}]
-    column = reader(merged).type.field("n").type
+    column = make_message_reader(merged).type.field("n").type
     assert (column.item_type if form == "string" else column.value_type if form == "repeated" else column) == kind
 
 
@@ -177,7 +177,7 @@ def test_the_finding_names_the_versions_and_the_path() -> None:
     old = schema(event, Part=nested, Leaf=[Spec("x", 1, "int32"), Spec("y", 2, "string")])
     new = schema(event, Part=nested, Leaf=[Spec("x", 1, "sint32"), Spec("y", 2, "bytes")])
 
-    first, _ = merge(versions(old, old, new))
+    first, _ = merge_messages(versions(old, old, new))
 
     assert first.refused == (
         SchemaConflict("parts[].leaf{}.x", "v2", "v3", "it was int32 and is sint32"),
@@ -187,7 +187,7 @@ def test_the_finding_names_the_versions_and_the_path() -> None:
 
 def test_an_added_field_of_zero_presence_reads_as_zero_and_an_optional_one_as_null() -> None:
     """What google reads from older bytes as well."""
-    (merged,) = merge(
+    (merged,) = merge_messages(
         versions(schema(Spec("a", 1, "int32")), schema(Spec("b", 2, "int32"), Spec("c", 3, "int32", "optional")))
     )
 
@@ -198,7 +198,7 @@ def test_the_newest_name_wins_and_a_removed_field_keeps_its_data() -> None:
     """With the newest version as the reader, data of old records would be lost."""
     old, new = schema(Spec("a", 1, "int32"), Spec("b", 2, "int32")), schema(Spec("c", 1, "int32"))
 
-    (merged,) = merge(versions(old, new))
+    (merged,) = merge_messages(versions(old, new))
 
     assert events(merged, b"\x08\x05\x10\x06") == [{"c": 5, "b": 6}]
 
@@ -207,7 +207,7 @@ def test_a_name_that_is_given_to_another_number_does_not_mix_two_columns() -> No
     """The way to change a type in Protobuf: a new number, often with the old name."""
     old, new = schema(Spec("amount", 1, "int32")), schema(Spec("Amount", 2, "string"))
 
-    (merged,) = merge(versions(old, new))
+    (merged,) = merge_messages(versions(old, new))
 
     assert events(merged, b"\x08\x05", b"\x12\x01x") == [{"amount": 5, "Amount_2": ""}, {"amount": 0, "Amount_2": "x"}]
 
@@ -217,7 +217,7 @@ def test_a_type_that_is_renamed_is_the_same_type() -> None:
     old = schema(Spec("it", 1, "game.v1.Leaf"), Leaf=[Spec("x", 1, "int32")])
     new = schema(Spec("it", 1, "game.v1.Part"), Part=[Spec("x", 1, "int32"), Spec("y", 2, "int32")])
 
-    (merged,) = merge(versions(old, new))
+    (merged,) = merge_messages(versions(old, new))
 
     assert events(merged, b"\x0a\x02\x08\x05") == [{"it": {"x": 5, "y": 0}}]
 
@@ -227,7 +227,7 @@ def test_fields_that_were_once_alternatives_and_are_not_any_more_are_both_kept()
     old = schema(Spec("a", 1, "int32", "oneof"), Spec("b", 2, "int32", "oneof"))
     new = schema(Spec("a", 1, "int32", "oneof"), Spec("b", 2, "int32", "optional"), Spec("c", 3, "int32", "oneof"))
 
-    (merged,) = merge(versions(old, new))
+    (merged,) = merge_messages(versions(old, new))
 
     assert events(merged, b"\x08\x05\x10\x06", b"\x10\x06\x18\x07") == [
         {"a": 5, "b": 6, "c": None},
@@ -251,7 +251,7 @@ def test_enums_take_new_values_and_the_newest_names() -> None:
     """A reader of v1 would show digits for what v2 added."""
     old, new = enum_version("v1", ("NONE", 0), ("RED", 1)), enum_version("v2", ("NONE", 0), ("CRIMSON", 1), ("BLUE", 2))
 
-    (merged,) = merge([old, new])
+    (merged,) = merge_messages([old, new])
 
     found = events(merged, b"\x08\x00", b"\x08\x01", b"\x08\x02", b"\x08\x05", b"\x08" + b"\xff" * 9 + b"\x01")
     assert [row["k"] for row in found] == ["NONE", "CRIMSON", "BLUE", "5", "-1"]
@@ -264,7 +264,7 @@ def test_enums_whose_names_changed_places_are_refused() -> None:
         enum_version("v2", ("NONE", 0), ("BLUE", 1), ("RED", 2)),
     )
 
-    first, _ = merge([old, new])
+    first, _ = merge_messages([old, new])
 
     assert {(conflict.field, conflict.old, conflict.new) for conflict in first.refused} == {("k", "v1", "v2")}
     assert "BLUE was 2 and is 1" in first.refused[1].what or "BLUE was 2 and is 1" in first.refused[0].what
@@ -287,7 +287,7 @@ def test_a_refused_version_is_named_whichever_message_has_the_enum() -> None:
 
     old = version("v1", {"k": 1, "part": 2}, ("NONE", 0), ("RED", 1))
 
-    first, _ = merge([old, version("v2", {"k": 1}, ("NONE", 0), ("RED", 2))])
+    first, _ = merge_messages([old, version("v2", {"k": 1}, ("NONE", 0), ("RED", 2))])
 
     (conflict,) = first.refused
     assert (conflict.old, conflict.new) == ("v1", "v2")
@@ -297,7 +297,7 @@ def test_enums_of_proto2_keep_numbers_without_a_name_and_show_the_first_of_two_n
     """google sets such a number aside; the column would show nothing."""
     version = enum_version("v1", ("ONE", 1), ("UNO", 1), ("TWO", 2), syntax="proto2", alias=True)
 
-    (merged,) = merge([version])
+    (merged,) = merge_messages([version])
 
     assert [row["k"] for row in events(merged, b"", b"\x08\x01", b"\x08\x07")] == [None, "ONE", "7"]
 
@@ -311,7 +311,7 @@ def test_required_fields_and_defaults_of_proto2_are_forgotten_and_extensions_are
     message.extension_range.add(start=100, end=200)
     file.extension.add(name="later", number=101, label=1, type=9, extendee=".game.v1.Event")
 
-    (merged,) = merge([MessageVersion.of("v1", described(file), EVENT)])
+    (merged,) = merge_messages([MessageVersion.of("v1", described(file), EVENT)])
 
     assert events(merged, b"", b"\xaa\x06\x01x") == [
         {"a": None, "b": None, "later": None},
@@ -406,9 +406,9 @@ def test_a_group_alone_is_left_out(text: str, caplog: pytest.LogCaptureFixture) 
 
     with caplog.at_level("WARNING", "router"):
         use = MessageUse.of(SchemaOrigin("games-value version 3 (schema 9)"), files, EVENT)
-    read = reader(merge([use.version])[0])
+    read = make_message_reader(merge_messages([use.version])[0])
     payloads = [full.SerializeToString(), grouped.SerializeToString(), full.SerializeToString()[:-1], b"\x13", b"\x0b"]
-    found = decode(pa.array(payloads, pa.binary()), read, count_unknown=True)
+    found = decode_payloads(pa.array(payloads, pa.binary()), read, count_unknown=True)
 
     first, second = found.events[:2].to_pylist()
     assert (first["first"], first["last"], first["text"]) == (full.first, full.last, full.text)
@@ -440,7 +440,7 @@ def test_map_keys_of_every_kind_survive() -> None:
     for place, value in enumerate(values, 1):
         getattr(row, f"m{place}")[value] = place
 
-    (merged,) = merge(versions(schema(*fields)))
+    (merged,) = merge_messages(versions(schema(*fields)))
 
     (event,) = events(merged, row.SerializeToString())
     assert [event[f"m{place}"] for place in range(1, 8)] == [[(value, place)] for place, value in enumerate(values, 1)]

@@ -11,17 +11,17 @@ from google.protobuf import descriptor_pb2
 from pyspark import cloudpickle
 
 from router.spark_internals import arrow_type
-from router_schemas.protobuf.decode import MessageReader, decode, reader
-from router_schemas.protobuf.kinds import SPECIAL, WRAPPERS, Kind
-from router_schemas.protobuf.merge import MessageVersion, merge
-from router_schemas.protobuf.model import MOST
+from router_schemas.protobuf.decode import MessageReader, decode_payloads, make_message_reader
+from router_schemas.protobuf.kinds import SPECIAL_KINDS, WRAPPERS, Kind
+from router_schemas.protobuf.merge import MessageVersion, merge_messages
+from router_schemas.protobuf.model import MAX_MESSAGE_COLUMNS
 from tests.schemas.proto_strategies import EVENT, Spec, class_of, described, descriptors_of
 
 
 def read(*fields: Spec, **messages: list[Spec]) -> MessageReader:
     """Return the reader of an event with these fields."""
     descriptors = descriptors_of({"Event": list(fields), "Part": [], "Leaf": [], "Nothing": [], **messages})
-    return reader(merge([MessageVersion.of("v1", descriptors, EVENT)])[0])
+    return make_message_reader(merge_messages([MessageVersion.of("v1", descriptors, EVENT)])[0])
 
 
 def documented() -> dict[str, str]:
@@ -36,7 +36,7 @@ def documented() -> dict[str, str]:
 
 
 DOCUMENTED = documented()
-NO_SCALARS = {Kind.ENUM, Kind.EMPTY, Kind.RAW, *SPECIAL.values()} - {*WRAPPERS.values()}
+NO_SCALARS = {Kind.ENUM, Kind.EMPTY, Kind.RAW, *SPECIAL_KINDS.values()} - {*WRAPPERS.values()}
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ NO_SCALARS = {Kind.ENUM, Kind.EMPTY, Kind.RAW, *SPECIAL.values()} - {*WRAPPERS.v
     [
         *((str(kind), DOCUMENTED[str(kind)]) for kind in Kind if kind not in NO_SCALARS),
         *((name, DOCUMENTED[str(kind)]) for name, kind in WRAPPERS.items()),
-        *((name, DOCUMENTED[name.rpartition(".")[2]]) for name in SPECIAL if name not in WRAPPERS),
+        *((name, DOCUMENTED[name.rpartition(".")[2]]) for name in SPECIAL_KINDS if name not in WRAPPERS),
         ("game.v1.Color", DOCUMENTED["enum"]),
         ("game.v1.Leaf", "struct<x:int>"),
         ("game.v1.Nothing", "struct<_present:boolean>"),
@@ -94,7 +94,7 @@ def test_a_message_that_contains_itself_ends_in_bytes() -> None:
     assert found.spark_type.simpleString() == (
         f"struct<part:struct<leaf:struct<{inner}>,id:int>,leaf:struct<parts:array<{part}>,root:map<string,binary>>>"
     )
-    (event,) = decode(pa.array([row.SerializeToString()]), found).events.to_pylist()
+    (event,) = decode_payloads(pa.array([row.SerializeToString()]), found).events.to_pylist()
     assert event["part"]["leaf"]["parts"] == [b"\x10\x05"]
     assert event["leaf"]["root"] == [("a", b"\x0a\x02\x10\x06")]
 
@@ -114,7 +114,7 @@ def test_a_message_deeper_than_arrow_can_carry_ends_in_bytes() -> None:
         message.field.add(name="x", number=1, label=3, type=11, type_name=f".game.v1.M{number + 1}")
     file.message_type.add(name="M40").field.add(name="y", number=1, label=1, type=5)
 
-    found = reader(merge([MessageVersion.of("v1", described(file), EVENT)])[0])
+    found = make_message_reader(merge_messages([MessageVersion.of("v1", described(file), EVENT)])[0])
 
     assert found.spark_type.simpleString().count("struct") == 16
     assert found.spark_type.simpleString().count("binary") == 1
@@ -129,8 +129,8 @@ def test_a_message_that_multiplies_is_refused_before_it_fills_the_memory() -> No
             message.field.add(name=name, number=ord(name), label=1, type=11, type_name=f".game.v1.M{number + 1}")
     file.message_type.add(name="M15").field.add(name="x", number=1, label=1, type=5)
 
-    with pytest.raises(ValueError, match=str(MOST)):
-        reader(merge([MessageVersion.of("v1", described(file), EVENT)])[0])
+    with pytest.raises(ValueError, match=str(MAX_MESSAGE_COLUMNS)):
+        make_message_reader(merge_messages([MessageVersion.of("v1", described(file), EVENT)])[0])
 
 
 @pytest.mark.parametrize("kind", Kind, ids=str)

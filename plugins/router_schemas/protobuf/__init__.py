@@ -1,4 +1,4 @@
-"""Protobuf: descriptors on the driver, bytes to and from Arrow on the executors. Needs the extra `protobuf` (`needed`).
+"""Protobuf: descriptors on the driver, bytes to and from Arrow on the executors; needs an extra (`require_extra`).
 
 Input are registered texts or files: `descriptors` compiles and links them, kinds describes each kind of value once, the
 model a message on the wire and as columns, merge makes one message of all versions, and the library keeps the schemas
@@ -23,7 +23,7 @@ EXTRAS = {"google.protobuf": EXTRA, "ptars": EXTRA}
 
 
 @contextmanager
-def needed(whose: str) -> Iterator[None]:
+def require_extra(whose: str) -> Iterator[None]:
     """Raise StartError with the package to install if an import finds no module; `whose` needs it."""
     try:
         yield

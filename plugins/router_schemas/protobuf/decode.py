@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 _OUT_OF_RANGE = "a Timestamp or Duration is outside the range that Protobuf gives it"
-_UNREADABLE = "the native decoder cannot read it"
+_NATIVE_FAULT = "the native decoder cannot read it"
 
 
 @dataclass(frozen=True)
@@ -92,30 +92,30 @@ class Decoded:
     unknown: int
 
 
-def reader(merged: MergedMessage) -> MessageReader:
+def make_message_reader(merged: MergedMessage) -> MessageReader:
     """Return the reader of merged versions. Runs on the driver.
 
     Raises ValueError if a message has no fields, too many of them, or cannot be read natively.
     """
-    machine = _machine(merged.descriptors)
+    machine = _make_machine(merged.descriptors)
     made = MessageReader(merged.message, merged.descriptors, arrow_struct(machine.columns))
     # Whatever fails for every row must fail here, before the stream starts.
-    decode(pa.array([b""], pa.binary()), made)
+    decode_payloads(pa.array([b""], pa.binary()), made)
     return made
 
 
-def decode(payloads: pa.BinaryArray, reader: MessageReader, count_unknown: bool = False) -> Decoded:
+def decode_payloads(payloads: pa.BinaryArray, reader: MessageReader, count_unknown: bool = False) -> Decoded:
     """Decode payloads into events. Runs on an executor; never raises for the content of a row.
 
     The same bytes always have the same result, whatever their neighbours.
     """
-    machine = _machine(reader.descriptors)
+    machine = _make_machine(reader.descriptors)
     if payloads.type != pa.binary():
         payloads = payloads.cast(pa.binary())
-    checked, faults, unknown = _check(payloads, machine, count_unknown)
+    checked, faults, unknown = _check_payloads(payloads, machine, count_unknown)
     rows, unreadable = read_natively(machine.handler, checked)
-    arrays, out_of_range = _convert(rows, machine.columns)
-    faults |= dict.fromkeys(unreadable, _UNREADABLE)
+    arrays, out_of_range = _convert_columns(rows, machine.columns)
+    faults |= dict.fromkeys(unreadable, _NATIVE_FAULT)
     if out_of_range is not None:
         # A row keeps its earlier fault.
         faults = dict.fromkeys(np.flatnonzero(out_of_range).tolist(), _OUT_OF_RANGE) | faults
@@ -123,7 +123,7 @@ def decode(payloads: pa.BinaryArray, reader: MessageReader, count_unknown: bool 
     missing[list(faults)] = True
     mask = pa.array(missing) if missing.any() else None
     events = pa.StructArray.from_arrays(arrays, fields=list(reader.type), mask=mask)
-    return Decoded(events, _reasons(faults, len(payloads), reader.message), unknown)
+    return Decoded(events, _fault_reasons(faults, len(payloads), reader.message), unknown)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class _Machine:
 
 
 @lru_cache(maxsize=64)
-def _machine(descriptors: bytes) -> _Machine:
+def _make_machine(descriptors: bytes) -> _Machine:
     root = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file[-1]
     message = message_of(descriptors, f"{root.package}.{root.message_type[0].name}")
     shape = shape_of(message)
@@ -147,7 +147,9 @@ def _machine(descriptors: bytes) -> _Machine:
     return _Machine(columns, handler_of(columns), message_factory.GetMessageClass(message), has_maps)
 
 
-def _check(payloads: pa.BinaryArray, machine: _Machine, count: bool) -> tuple[pa.BinaryArray, dict[int, str], int]:
+def _check_payloads(
+    payloads: pa.BinaryArray, machine: _Machine, count: bool
+) -> tuple[pa.BinaryArray, dict[int, str], int]:
     """Return payloads that the native decoder may read, the faults of other rows, and how many have unknown fields."""
     values = payloads.to_pylist()
     faults: dict[int, str] = {}
@@ -165,7 +167,7 @@ def _check(payloads: pa.BinaryArray, machine: _Machine, count: bool) -> tuple[pa
         try:
             parse(value)
         except DecodeError as error:
-            faults[row] = _fault(error)
+            faults[row] = _parser_fault(error)
             values[row] = None
             changed = True
             continue
@@ -181,13 +183,13 @@ def _check(payloads: pa.BinaryArray, machine: _Machine, count: bool) -> tuple[pa
     return payloads, faults, unknown
 
 
-def _fault(error: DecodeError) -> str:
+def _parser_fault(error: DecodeError) -> str:
     """Return the message of google's parser, without the name that the Protobuf message has after a merge."""
     text = str(error).rpartition(": ")[2]
     return text[:1].lower() + text[1:]
 
 
-def _reasons(faults: dict[int, str], count: int, message: str) -> pa.StringArray:
+def _fault_reasons(faults: dict[int, str], count: int, message: str) -> pa.StringArray:
     if not faults:
         return pa.nulls(count, pa.string())
     reasons: list[str | None] = [None] * count
@@ -196,7 +198,7 @@ def _reasons(faults: dict[int, str], count: int, message: str) -> pa.StringArray
     return pa.array(reasons, pa.string())
 
 
-_CONFIG = PtarsConfig(
+_PTARS_CONFIG = PtarsConfig(
     timestamp_unit="us",
     duration_unit="us",
     time_unit="us",
@@ -216,7 +218,7 @@ def handler_of(columns: tuple[Column, ...]) -> Any:
     files = descriptor_pb2.FileDescriptorSet.FromString(descriptors_of(_native_shape(columns))).file
     try:
         registry = ProtoRegistry([file.SerializeToString() for file in files])
-        handler = registry.create_for_message(f"{files[-1].package}.{files[-1].message_type[0].name}", _CONFIG)
+        handler = registry.create_for_message(f"{files[-1].package}.{files[-1].message_type[0].name}", _PTARS_CONFIG)
         handler.array_to_record_batch(pa.array([b""], pa.binary()))
     except BaseException as error:
         _raise_if_unrelated(error)
@@ -258,14 +260,14 @@ def _native_shape(columns: tuple[Column, ...]) -> MessageShape:
     """Return the message that the native decoder reads for columns; each path has messages and enums of its own."""
     shape = MessageShape("m", {}, {})
 
-    def declare(name: str, columns: tuple[Column, ...]) -> None:
+    def declare_message(name: str, columns: tuple[Column, ...]) -> None:
         fields = []
         for column in columns:
             field = replace(column, name=_field_name(column), key=column.key and _native_kind(column.key), oneof="")
             inside = f"{name}_{column.number}"
             if column.kind is None:
                 field = replace(field, of=inside)
-                declare(inside, column.columns)
+                declare_message(inside, column.columns)
             elif column.kind is Kind.ENUM:
                 field = replace(field, of=inside)
                 shape.enums[inside] = column.values
@@ -277,7 +279,7 @@ def _native_shape(columns: tuple[Column, ...]) -> MessageShape:
             fields.append(field)
         shape.messages[name] = tuple(fields)
 
-    declare(shape.root, columns)
+    declare_message(shape.root, columns)
     return shape
 
 
@@ -286,7 +288,7 @@ def _native_kind(kind: Kind) -> Kind:
     return Kind.INT64 if kind is Kind.UINT32 else kind
 
 
-def _convert(rows: pa.StructArray, columns: tuple[Column, ...]) -> tuple[list[pa.Array], Mask]:
+def _convert_columns(rows: pa.StructArray, columns: tuple[Column, ...]) -> tuple[list[pa.Array], Mask]:
     """Return an array per column, and a mask of the rows that hold a time outside its range (None: there are none)."""
     arrays: list[pa.Array] = []
     bad: Mask = None
@@ -310,32 +312,32 @@ def _convert_column(array: pa.Array, column: Column) -> tuple[pa.Array, Mask]:
         values = pa.StructArray.from_arrays(entries, fields=[key, pa.field("value", values.type)])
     else:
         values, bad = _convert_values(array.values, column)
-    return _rebuilt(array, arrow_type(column), [values]), _lists_with(array, bad)
+    return _rebuild_array(array, arrow_type(column), [values]), _lists_with(array, bad)
 
 
 def _convert_values(array: pa.Array, column: Column) -> tuple[pa.Array, Mask]:
     """Return the values of a column: the column's own, an array's elements or a map's values."""
     target = value_type(column)
     if column.kind is None:
-        arrays, bad = _convert(array, column.columns)
-        return _rebuilt(array, target, arrays), bad
+        arrays, bad = _convert_columns(array, column.columns)
+        return _rebuild_array(array, target, arrays), bad
     kind = column.kind.value
     if kind.read:
         return kind.read(array, column.of), None
     # In Arrow a time is a number of microseconds already: a view copies nothing.
-    bad = _outside(array.view(pa.int64()), kind.bounds) if kind.bounds else None
+    bad = _outside_bounds(array.view(pa.int64()), kind.bounds) if kind.bounds else None
     if array.type == target:
         return array, bad
     return array.cast(target), bad
 
 
-def _rebuilt(array: pa.Array, kind: pa.DataType, children: list[pa.Array]) -> pa.Array:
+def _rebuild_array(array: pa.Array, kind: pa.DataType, children: list[pa.Array]) -> pa.Array:
     """Return a nested array with other children, but its own validity and offsets."""
     buffers = array.buffers()[: 1 if pa.types.is_struct(kind) else 2]
     return pa.Array.from_buffers(kind, len(array), buffers, array.null_count, 0, children)
 
 
-def _outside(micros: pa.Int64Array, bounds: tuple[int, int]) -> Mask:
+def _outside_bounds(micros: pa.Int64Array, bounds: tuple[int, int]) -> Mask:
     """Return which numbers are outside their bounds; None if there are none, which one pass finds out."""
     extremes = pc.min_max(micros).as_py()
     if extremes["min"] is None or (extremes["min"] >= bounds[0] and extremes["max"] <= bounds[1]):

@@ -11,8 +11,8 @@
 
 Everything else has to be cast: Protobuf has no dates, no other decimals, no lists of lists. The number of a field is
 for ever. So a new version extends the existing one: a field keeps its number, and stays if its column is gone; a new
-column gets a number beyond all others. Only a version that this module can write word for word is extended (`known`),
-because a new version of any other would lose what its author declared.
+column gets a number beyond all others. Only a version that this module can write word for word is extended
+(`read_derived_message`), because a new version of any other would lose what its author declared.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from pyspark.sql import types as T
 
 from router_schemas.model import RegisteredSchema, ResolvedSchema
-from router_schemas.protobuf.descriptors import descriptors, message_of
+from router_schemas.protobuf.descriptors import compile_schema, message_of
 from router_schemas.protobuf.kinds import Kind
 from router_schemas.protobuf.model import shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+PROTO_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 TIMESTAMP = "google.protobuf.Timestamp"
-_RESERVED = range(19_000, 20_000)
+_RESERVED_NUMBERS = range(19_000, 20_000)
 """Numbers that belong to Protobuf itself."""
-_KINDS = {column: kind for kind in Kind for column in kind.value.declares}
-_KEYS = (Kind.BOOL, Kind.INT32, Kind.INT64, Kind.STRING)
+_KIND_BY_COLUMN = {column: kind for kind in Kind for column in kind.value.declares}
+_MAP_KEY_KINDS = (Kind.BOOL, Kind.INT32, Kind.INT64, Kind.STRING)
 Form: TypeAlias = "Literal['', 'repeated'] | Kind"
 
 
@@ -65,12 +65,12 @@ class Message:
     members: tuple[Member, ...]
 
 
-def derived(columns: T.StructType, name: str, before: Message | None = None) -> Message:
+def derive_message(columns: T.StructType, name: str, before: Message | None = None) -> Message:
     """Return a message for columns that extends an existing version; `name` is its full name.
 
     Raises ValueError naming a column that Protobuf has no name or type for, or whose field had another type.
     """
-    return _message(columns, name, "", before)
+    return _derive_struct(columns, name, "", before)
 
 
 def text_of(message: Message) -> str:
@@ -79,14 +79,14 @@ def text_of(message: Message) -> str:
     lines = ['syntax = "proto3";']
     if package:
         lines.append(f"package {package};")
-    declaration = _declaration(replace(message, name=simple), f".{message.name}", "")
+    declaration = _message_lines(replace(message, name=simple), f".{message.name}", "")
     if any(f" .{TIMESTAMP}" in line for line in declaration):
         lines.append('import "google/protobuf/timestamp.proto";')
     lines += declaration
     return "\n".join([*lines, ""])
 
 
-def known(files: bytes, name: str) -> Message | None:
+def read_derived_message(files: bytes, name: str) -> Message | None:
     """Return the message of a version that this module could have written; None for any other."""
     shape = shape_of(message_of(files, name))
 
@@ -99,14 +99,14 @@ def known(files: bytes, name: str) -> Message | None:
 
     try:
         message = read_message(name, name)
-        rewritten = descriptors(ResolvedSchema(RegisteredSchema(0, "PROTOBUF", text_of(message))))
+        rewritten = compile_schema(ResolvedSchema(RegisteredSchema(0, "PROTOBUF", text_of(message))))
     except (ValueError, RecursionError):
         return None
     # If the same bytes come out, this module has understood everything in the version.
     return message if rewritten == files else None
 
 
-def _message(struct: T.StructType, name: str, path: str, before: Message | None) -> Message:
+def _derive_struct(struct: T.StructType, name: str, path: str, before: Message | None) -> Message:
     members: dict[str, Member] = {}
     if before:
         members = {member.name: member for member in before.members}
@@ -116,12 +116,12 @@ def _message(struct: T.StructType, name: str, path: str, before: Message | None)
     # Members without a column stay: their numbers must never be used for other data.
     for column in struct:
         column_path = f"{path}.{column.name}".removeprefix(".")
-        if not NAME.fullmatch(column.name):
+        if not PROTO_NAME.fullmatch(column.name):
             problem = "a name in Protobuf has letters, digits and underscores; rename it in `select`"
             raise ValueError(f"field {column_path}: {problem}")
         old = members.get(column.name)
         number = old.number if old else next(numbers)
-        members[column.name] = _member(column, column_path, old, number, taken)
+        members[column.name] = _derive_member(column, column_path, old, number, taken)
     message = Message(name, tuple(members.values()))
     _check_names(message, path)
     return message
@@ -131,11 +131,11 @@ def _free_numbers(taken: list[int]) -> Iterator[int]:
     number = max(taken, default=0)
     while True:
         number += 1
-        if number not in _RESERVED:
+        if number not in _RESERVED_NUMBERS:
             yield number
 
 
-def _member(column: T.StructField, path: str, old: Member | None, number: int, taken: set[str]) -> Member:
+def _derive_member(column: T.StructField, path: str, old: Member | None, number: int, taken: set[str]) -> Member:
     form: Form = ""
     kind = column.dataType
     if isinstance(kind, T.ArrayType):
@@ -143,25 +143,25 @@ def _member(column: T.StructField, path: str, old: Member | None, number: int, t
         kind = kind.elementType
         path += "[]"
     elif isinstance(kind, T.MapType):
-        key = _KINDS.get(type(kind.keyType))
+        key = _KIND_BY_COLUMN.get(type(kind.keyType))
         kind = kind.valueType
         path += "{}"
-        if key is None or key not in _KEYS:
+        if key is None or key not in _MAP_KEY_KINDS:
             raise ValueError(f"field {path}: keys of maps in Protobuf are whole numbers, booleans and strings")
         form = key
     if old and old.form != form:
         raise _changed_type(path, old, kind)
-    return Member(column.name, number, _kind(kind, column.name, path, old, taken), form)
+    return Member(column.name, number, _derive_type(kind, column.name, path, old, taken), form)
 
 
-def _kind(kind: T.DataType, name: str, path: str, old: Member | None, taken: set[str]) -> Kind | Message:
+def _derive_type(kind: T.DataType, name: str, path: str, old: Member | None, taken: set[str]) -> Kind | Message:
     if isinstance(kind, T.StructType):
         if old is None:
-            return _message(kind, _claim_name(name, taken), path, None)
+            return _derive_struct(kind, _claim_name(name, taken), path, None)
         if isinstance(old.kind, Kind):
             raise _changed_type(path, old, kind)
-        return _message(kind, old.kind.name, path, old.kind)
-    new = _KINDS.get(type(kind))
+        return _derive_struct(kind, old.kind.name, path, old.kind)
+    new = _KIND_BY_COLUMN.get(type(kind))
     if new is None or (isinstance(kind, T.DecimalType) and kind != T.DecimalType(20, 0)):
         problem = f"Protobuf has no type for {kind.simpleString()} there; cast it in `select`, or put it into a struct"
         raise ValueError(f"field {path}: {problem}")
@@ -193,7 +193,7 @@ def _claim_name(name: str, taken: set[str]) -> str:
     return chosen
 
 
-def _declaration(message: Message, full_name: str, indent: str) -> list[str]:
+def _message_lines(message: Message, full_name: str, indent: str) -> list[str]:
     lines = [f"{indent}message {message.name} {{"]
     for member in message.members:
         # Of messages, which Timestamp is as well, absent and empty differ without `optional`.
@@ -201,7 +201,7 @@ def _declaration(message: Message, full_name: str, indent: str) -> list[str]:
         kind = member.type_name
         if isinstance(member.kind, Message):
             kind = f"{full_name}.{kind}"
-            lines += _declaration(member.kind, kind, f"{indent}  ")
+            lines += _message_lines(member.kind, kind, f"{indent}  ")
         elif member.kind is Kind.TIMESTAMP:
             kind = f".{kind}"
         else:

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-_SEGMENT = r"[A-Za-z0-9_][A-Za-z0-9_.+ -]{0,127}"
-_NAME = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT}){{0,31}}")
-_IMPORT = re.compile(r"""\bimport\s+(?:public\s+|weak\s+|option\s+)?(?:"([^"\n]+)"|'([^'\n]+)')""")
-_GOOGLE = "google/protobuf/"
+_PATH_SEGMENT = r"[A-Za-z0-9_][A-Za-z0-9_.+ -]{0,127}"
+_FILE_NAME = re.compile(rf"{_PATH_SEGMENT}(?:/{_PATH_SEGMENT}){{0,31}}")
+_IMPORT_STATEMENT = re.compile(r"""\bimport\s+(?:public\s+|weak\s+|option\s+)?(?:"([^"\n]+)"|'([^'\n]+)')""")
+_GOOGLE_FOLDER = "google/protobuf/"
 _PIPES: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
 Sources = dict[str, "str | descriptor_pb2.FileDescriptorProto"]
@@ -48,7 +48,7 @@ class CompilerError(RuntimeError):
     """A failure of this machine to compile a schema, which proves nothing against the schema."""
 
 
-def descriptors(resolved: ResolvedSchema, timeout: float = 30) -> bytes:
+def compile_schema(resolved: ResolvedSchema, timeout: float = 30) -> bytes:
     """Return a FileDescriptorSet of a schema with all it imports, dependencies first and the schema last.
 
     Runs on the driver. Raises ValueError for a wrong schema, with the fault, and CompilerError if this machine has no
@@ -58,46 +58,46 @@ def descriptors(resolved: ResolvedSchema, timeout: float = 30) -> bytes:
     for name, text in resolved.imports.items():
         _check_name(name)
         # Python has google's own files, and the decoders have their messages built in.
-        if not (name.startswith(_GOOGLE) and well_known(name)):
-            sources[name] = _source(text)
+        if not (name.startswith(_GOOGLE_FOLDER) and well_known(name)):
+            sources[name] = _read_source(text)
     # A schema has no file name in a registry: take one that no import has.
     main = "schema.proto"
     number = 0
     while main in sources:
         number += 1
         main = f"schema_{number}.proto"
-    sources[main] = _source(resolved.schema.text)
-    return _link(_compile(sources, main, timeout), main)
+    sources[main] = _read_source(resolved.schema.text)
+    return _link_files(_compile_sources(sources, main, timeout), main)
 
 
-def from_file(path: Path, timeout: float = 30) -> bytes:
+def read_descriptors(path: Path, timeout: float = 30) -> bytes:
     """Return a FileDescriptorSet of a .proto file or of a file that holds a FileDescriptorSet, its last file last.
 
-    A .proto finds its imports below its own folder. Raises as `descriptors` does, and OSError for a file that cannot
+    A .proto finds its imports below its own folder. Raises as `compile_schema` does, and OSError for a file that cannot
     be read.
     """
     if path.suffix == ".proto":
         text = path.read_text(encoding="utf-8")
         imports = imports_below(path.parent, text)
-        return descriptors(ResolvedSchema(RegisteredSchema(0, "PROTOBUF", text), imports), timeout)
+        return compile_schema(ResolvedSchema(RegisteredSchema(0, "PROTOBUF", text), imports), timeout)
     try:
         files = {file.name: file for file in descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes()).file}
     except DecodeError:
         files = {}
     if not files:
         raise ValueError(f"{path}: not a FileDescriptorSet; make one with `protoc --include_imports -o FILE`")
-    return _link(files | _missing_well_known(files), *files)
+    return _link_files(files | _missing_well_known(files), *files)
 
 
 def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name):
+    if not _FILE_NAME.fullmatch(name):
         raise ValueError(
             f"the import name {name[:200]!r} is refused: a relative path of plain names is needed, without .., "
             "backslashes, colons or control characters; register the reference under another name"
         )
 
 
-def _source(text: str) -> str | descriptor_pb2.FileDescriptorProto:
+def _read_source(text: str) -> str | descriptor_pb2.FileDescriptorProto:
     """Return the descriptor that a text holds as base64, or the text."""
     try:
         file = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode("".join(text.split()), validate=True))
@@ -109,7 +109,7 @@ def _source(text: str) -> str | descriptor_pb2.FileDescriptorProto:
     return text
 
 
-def _compile(sources: Sources, main: str, timeout: float) -> dict[str, Any]:
+def _compile_sources(sources: Sources, main: str, timeout: float) -> dict[str, Any]:
     """Return the descriptors of all files by name, compiling those that are text."""
     files: dict[str, Any] = {}
     texts: dict[str, str] = {}
@@ -117,7 +117,7 @@ def _compile(sources: Sources, main: str, timeout: float) -> dict[str, Any]:
     for name, source in sources.items():
         if isinstance(source, str):
             texts[name] = source
-            imported += _imported(source)
+            imported += _imported_names(source)
         else:
             files[name] = source
             source.name = name  # the client that registered a descriptor may have given it any name
@@ -146,7 +146,7 @@ def _missing_well_known(files: Mapping[str, Any], names: Iterable[str] = ()) -> 
     return supplied
 
 
-def _link(files: Mapping[str, Any], *wanted: str) -> bytes:
+def _link_files(files: Mapping[str, Any], *wanted: str) -> bytes:
     """Return the wanted files and those that they need, checked, dependencies first, and the last wanted one last.
 
     Raises ValueError if they do not link.
@@ -175,7 +175,7 @@ def _link(files: Mapping[str, Any], *wanted: str) -> bytes:
 
 def _run_protoc(texts: Mapping[str, str], given: Any, inputs: list[str], timeout: float) -> Any:
     """Compile texts in a process of its own; names never become paths: each is mapped to a numbered file."""
-    command = [_compiler(), "--include_imports", "--descriptor_set_in=given.bin", "--descriptor_set_out=made.bin"]
+    command = [_find_protoc(), "--include_imports", "--descriptor_set_in=given.bin", "--descriptor_set_out=made.bin"]
     with TemporaryDirectory(prefix="protoc-") as folder:
         Path(folder, "given.bin").write_bytes(given.SerializeToString())
         for number, (name, text) in enumerate(texts.items()):
@@ -186,11 +186,11 @@ def _run_protoc(texts: Mapping[str, str], given: Any, inputs: list[str], timeout
         except subprocess.TimeoutExpired:
             raise CompilerError(f"protoc took more than {timeout:g} s for a schema; is the machine busy?") from None
         if done.returncode:
-            raise ValueError(_refusal(done.stderr.decode("utf-8", "replace"), list(texts)))
+            raise ValueError(_refusal_text(done.stderr.decode("utf-8", "replace"), list(texts)))
         return descriptor_pb2.FileDescriptorSet.FromString(Path(folder, "made.bin").read_bytes())
 
 
-def _compiler() -> str:
+def _find_protoc() -> str:
     """Return a protoc: that of this environment before any other."""
     folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     compiler = shutil.which("protoc", path=folders)
@@ -202,7 +202,7 @@ def _compiler() -> str:
     return compiler
 
 
-def _refusal(errors: str, names: list[str]) -> str:
+def _refusal_text(errors: str, names: list[str]) -> str:
     """Return the first lines of protoc's errors, with the names of the schema in place of numbers."""
     lines = []
     for line in errors.splitlines():
@@ -214,21 +214,21 @@ def _refusal(errors: str, names: list[str]) -> str:
     return f"protoc refuses the schema: {' | '.join(lines[:3])[:500]}{hint}"
 
 
-def _imported(text: str) -> list[str]:
+def _imported_names(text: str) -> list[str]:
     """Return the files that a text may import; those in comments as well, so none of them has to exist."""
-    return ["".join(quoted) for quoted in _IMPORT.findall(text)]
+    return ["".join(quoted) for quoted in _IMPORT_STATEMENT.findall(text)]
 
 
 def imports_below(folder: Path, text: str) -> dict[str, str]:
     """Return the files below a folder that a text needs."""
     imports: dict[str, str] = {}
-    waiting = _imported(text)
+    waiting = _imported_names(text)
     while waiting:
         name = waiting.pop()
-        if name in imports or not _NAME.fullmatch(name) or not (folder / name).is_file():
+        if name in imports or not _FILE_NAME.fullmatch(name) or not (folder / name).is_file():
             continue
         imports[name] = (folder / name).read_text(encoding="utf-8")
-        waiting += _imported(imports[name])
+        waiting += _imported_names(imports[name])
     return imports
 
 
@@ -239,7 +239,7 @@ def name_at(descriptors: bytes, path: Sequence[int]) -> str:
     do not. So a path is read with entries counted, and if it then leads nowhere or to an entry, without them.
     Raises ValueError if it leads nowhere either way.
     """
-    file = _main(descriptors)
+    file = _main_file(descriptors)
     name = _name_on_path(file, path, entries=True) or _name_on_path(file, path, entries=False)
     if name is None:
         raise ValueError(f"{file.name}: no message at the message index {list(path)}; it is one of another schema")
@@ -248,11 +248,11 @@ def name_at(descriptors: bytes, path: Sequence[int]) -> str:
 
 def message_index_of(descriptors: bytes, name: str) -> tuple[int, ...]:
     """Return the message index of a message of the last file, entries counted; raise ValueError if there is none."""
-    file = _main(descriptors)
-    for path, full_name, _ in _nested(file.message_type, file.package):
+    file = _main_file(descriptors)
+    for path, full_name, _ in _nested_messages(file.message_type, file.package):
         if full_name == name:
             return path
-    raise ValueError(f"{file.name}: no message {name!r}; it has {_listed(descriptors)}")
+    raise ValueError(f"{file.name}: no message {name!r}; it has {_list_names(descriptors)}")
 
 
 def message_indexes_of(descriptors: bytes, name: str) -> tuple[tuple[int, ...], ...]:
@@ -260,14 +260,14 @@ def message_indexes_of(descriptors: bytes, name: str) -> tuple[tuple[int, ...], 
     indexes: list[tuple[int, ...]] = []
     for file in descriptor_pb2.FileDescriptorSet.FromString(descriptors).file:
         for entries in (True, False):
-            messages = _nested(file.message_type, file.package, (), entries)
+            messages = _nested_messages(file.message_type, file.package, (), entries)
             indexes += [path for path, full_name, _ in messages if full_name == name]
     return tuple(dict.fromkeys(indexes))
 
 
 def message_names(descriptors: bytes) -> tuple[str, ...]:
     """Return the full names of the messages of the last file, the first message first."""
-    return _names_in(_main(descriptors))
+    return _names_in(_main_file(descriptors))
 
 
 def all_names(descriptors: bytes) -> tuple[str, ...]:
@@ -284,12 +284,12 @@ def pool_of(descriptors: bytes) -> Any:
     pool = descriptor_pool.DescriptorPool()
     for file in descriptor_pb2.FileDescriptorSet.FromString(descriptors).file:
         # Two fields may have one JSON name in proto2, which the pool refuses otherwise. JSON is not read by it.
-        for _, _, message in _nested(file.message_type, file.package):
+        for _, _, message in _nested_messages(file.message_type, file.package):
             message.options.deprecated_legacy_json_field_conflicts = True
         try:
             pool.Add(file)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{file.name}: {str(error).removeprefix(_POOL)}") from None
+            raise ValueError(f"{file.name}: {str(error).removeprefix(_POOL_MESSAGE)}") from None
     return pool
 
 
@@ -298,13 +298,13 @@ def message_of(descriptors: bytes, name: str) -> Any:
     try:
         return pool_of(descriptors).FindMessageTypeByName(name)
     except KeyError:
-        raise ValueError(f"no message {name!r}; there is {_listed(descriptors)}") from None
+        raise ValueError(f"no message {name!r}; there is {_list_names(descriptors)}") from None
 
 
-_POOL = "Couldn't build proto file into descriptor pool: "
+_POOL_MESSAGE = "Couldn't build proto file into descriptor pool: "
 
 
-def _main(descriptors: bytes) -> Any:
+def _main_file(descriptors: bytes) -> Any:
     return descriptor_pb2.FileDescriptorSet.FromString(descriptors).file[-1]
 
 
@@ -314,31 +314,33 @@ def _name_on_path(file: Any, path: Sequence[int], entries: bool) -> str | None:
     for index in path:
         if not 0 <= index < len(messages) or messages[index].options.map_entry:
             return None
-        name = _joined(name, messages[index].name)
+        name = _join_name(name, messages[index].name)
         messages = [nested for nested in messages[index].nested_type if entries or not nested.options.map_entry]
     return name if path else None
 
 
 def _names_in(file: Any) -> tuple[str, ...]:
-    return tuple(name for _, name, message in _nested(file.message_type, file.package) if not message.options.map_entry)
+    return tuple(
+        name for _, name, message in _nested_messages(file.message_type, file.package) if not message.options.map_entry
+    )
 
 
-def _nested(
+def _nested_messages(
     messages: Sequence[Any], scope: str, above: tuple[int, ...] = (), entries: bool = True
 ) -> Iterator[tuple[tuple[int, ...], str, Any]]:
     """Yield the message index, full name and descriptor of messages and those inside; `above` is the scope's index."""
     counted = [message for message in messages if entries or not message.options.map_entry]
     for index, message in enumerate(counted):
-        name = _joined(scope, message.name)
+        name = _join_name(scope, message.name)
         yield (*above, index), name, message
-        yield from _nested(message.nested_type, name, (*above, index), entries)
+        yield from _nested_messages(message.nested_type, name, (*above, index), entries)
 
 
-def _joined(scope: str, name: str) -> str:
+def _join_name(scope: str, name: str) -> str:
     return f"{scope}.{name}" if scope else name
 
 
-def _listed(descriptors: bytes) -> str:
+def _list_names(descriptors: bytes) -> str:
     names = message_names(descriptors)
     if len(names) > 5:
         return f"{', '.join(names[:5])} and {len(names) - 5} more"

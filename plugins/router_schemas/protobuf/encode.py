@@ -22,7 +22,17 @@ from pyspark.sql import types as T
 
 from router_schemas import byte_columns
 from router_schemas.protobuf.descriptors import message_of
-from router_schemas.protobuf.kinds import I32, I64, LEN, PRESENT, VARINT, WRAPPERS, Kind, WrittenField, sized
+from router_schemas.protobuf.kinds import (
+    I32,
+    I64,
+    LEN,
+    PRESENT_FIELD,
+    VARINT,
+    WRAPPERS,
+    Kind,
+    WrittenField,
+    with_lengths,
+)
 from router_schemas.protobuf.model import MessageField, column_kind, column_names, is_message, shape_of
 
 if TYPE_CHECKING:
@@ -31,18 +41,18 @@ if TYPE_CHECKING:
     from router_schemas.byte_columns import ByteRows, Write
 
 
-ZERO = {VARINT: b"\0", I64: bytes(8), LEN: b"\0", I32: bytes(4)}
+ZERO_BY_WIRE_TYPE = {VARINT: b"\0", I64: bytes(8), LEN: b"\0", I32: bytes(4)}
 """How zero, or nothing, is written, by wire type."""
 _NO_NULL = "it has a null inside, which Protobuf cannot hold"
 
 
-def writer(descriptors: bytes, message: str, columns: T.StructType) -> Write:
+def message_writer(descriptors: bytes, message: str, columns: T.StructType) -> Write:
     """Return a writer of rows, structs of these columns, as messages.
 
     `descriptors` are a FileDescriptorSet, `message` the full name. Raises ValueError naming a column that the message
     has no field for.
     """
-    return _Writers(message_of(descriptors, message)).message(message, columns, "", ())
+    return _Writers(message_of(descriptors, message)).struct_writer(message, columns, "", ())
 
 
 class _Writers:
@@ -56,10 +66,10 @@ class _Writers:
             if required:
                 raise ValueError(f"field {required[0]} of {name} is required, which a column is not; make it optional")
 
-    def message(self, name: str, columns: T.StructType, path: str, above: tuple[str, ...]) -> Write:
+    def struct_writer(self, name: str, columns: T.StructType, path: str, above: tuple[str, ...]) -> Write:
         """Return a writer of structs as messages, without their length."""
         fields = self.shape.messages[name]
-        if not fields and columns.fieldNames() == [PRESENT]:
+        if not fields and columns.fieldNames() == [PRESENT_FIELD]:
             return lambda array: [b""] * len(array)
         by_column = dict(zip(column_names(fields), fields, strict=True))
         parts: list[tuple[int, int, Write]] = []
@@ -69,35 +79,35 @@ class _Writers:
             if column.name not in by_column:
                 raise ValueError(f"field {column_path}: message {name} has no field for this column")
             field = by_column[column.name]
-            parts.append((field.number, place, self.field(field, column.dataType, column_path, (*above, name))))
+            parts.append((field.number, place, self.field_writer(field, column.dataType, column_path, (*above, name))))
             if field.oneof:
                 oneofs.setdefault(field.oneof, []).append(place)
         parts.sort()  # by number, as google's encoders write
         exclusive = [places for places in oneofs.values() if len(places) > 1]
-        return _message([(place, write) for _, place, write in parts], exclusive, path)
+        return _struct_writer([(place, write) for _, place, write in parts], exclusive, path)
 
-    def field(self, field: MessageField, column: T.DataType, path: str, above: tuple[str, ...]) -> Write:
+    def field_writer(self, field: MessageField, column: T.DataType, path: str, above: tuple[str, ...]) -> Write:
         """Return a writer of a column, nulls included, with the field's tag."""
         if field.key:
-            if not isinstance(column, T.MapType) or not field.key.accepts(column.keyType):
-                raise self.misfit(field, column, path)
-            value = self.value(field, column.valueType, f"{path}{{}}", above)
-            write = _map(field, field.key, value, path)
+            if not isinstance(column, T.MapType) or not field.key.accepts_column(column.keyType):
+                raise self.misfit_error(field, column, path)
+            value = self.value_writer(field, column.valueType, f"{path}{{}}", above)
+            write = _map_writer(field, field.key, value, path)
         elif field.repeated:
             if not isinstance(column, T.ArrayType):
-                raise self.misfit(field, column, path)
-            write = _repeated(field, self.value(field, column.elementType, f"{path}[]", above), path)
+                raise self.misfit_error(field, column, path)
+            write = _repeated_writer(field, self.value_writer(field, column.elementType, f"{path}[]", above), path)
         else:
-            write = _single(field, self.value(field, column, path, above))
+            write = _single_writer(field, self.value_writer(field, column, path, above))
         return lambda array: byte_columns.or_null(array, write, b"")
 
-    def value(self, field: MessageField, column: T.DataType, path: str, above: tuple[str, ...]) -> Write:
+    def value_writer(self, field: MessageField, column: T.DataType, path: str, above: tuple[str, ...]) -> Write:
         """Return a writer of the values of a field, without nulls and tag, with their length."""
         kind = column_kind(self.shape, field, above)
         if isinstance(column, T.StructType) and kind in (None, Kind.EMPTY):
-            write = self.message(field.of, column, path, above)
-        elif kind is None or not kind.accepts(column):
-            raise self.misfit(field, column, path)
+            write = self.struct_writer(field.of, column, path, above)
+        elif kind is None or not kind.accepts_column(column):
+            raise self.misfit_error(field, column, path)
         else:
             message = None
             if field.of in self.shape.messages:
@@ -109,10 +119,10 @@ class _Writers:
             return write
         # A wrapper is a message whose field 1 has the value.
         if field.of in WRAPPERS and field.kind is not None:
-            write = _single(MessageField(name="value", number=1, kind=field.kind), write)
-        return lambda array: sized(write(array))
+            write = _single_writer(MessageField(name="value", number=1, kind=field.kind), write)
+        return lambda array: with_lengths(write(array))
 
-    def misfit(self, field: MessageField, column: T.DataType, path: str) -> ValueError:
+    def misfit_error(self, field: MessageField, column: T.DataType, path: str) -> ValueError:
         """Return the refusal of a column."""
         kind = field.of or str(field.kind)
         if field.key:
@@ -122,11 +132,11 @@ class _Writers:
         return ValueError(f"field {path}: the column is {column.simpleString()[:200]}, and the schema has {kind}")
 
 
-def _tag(number: int, wire: int) -> bytes:
+def _encode_tag(number: int, wire: int) -> bytes:
     return byte_columns.encode_varint(number << 3 | wire)
 
 
-def _message(parts: list[tuple[int, Write]], exclusive: list[list[int]], path: str) -> Write:
+def _struct_writer(parts: list[tuple[int, Write]], exclusive: list[list[int]], path: str) -> Write:
     """Return a writer of structs. `parts`: place and writer of each column; `exclusive`: the places of each oneof."""
 
     def write_structs(array: pa.Array) -> ByteRows:
@@ -139,22 +149,22 @@ def _message(parts: list[tuple[int, Write]], exclusive: list[list[int]], path: s
     return write_structs
 
 
-def _single(field: MessageField, value: Write) -> Write:
+def _single_writer(field: MessageField, value: Write) -> Write:
     """Return a writer of a field that is neither repeated nor a map."""
     wire = field.wire
-    tag = _tag(field.number, wire)
+    tag = _encode_tag(field.number, wire)
     if field.presence:
         return lambda array: [tag + written for written in value(array)]
-    zero = ZERO[wire]
+    zero = ZERO_BY_WIRE_TYPE[wire]
     return lambda array: [b"" if written == zero else tag + written for written in value(array)]
 
 
-def _repeated(field: MessageField, value: Write, path: str) -> Write:
+def _repeated_writer(field: MessageField, value: Write, path: str) -> Write:
     """Return a writer of arrays: numbers packed, which every parser reads, whether the schema has `packed` or not."""
     wire = field.wire
-    tag = _tag(field.number, LEN)
+    tag = _encode_tag(field.number, LEN)
 
-    def write(array: pa.Array) -> ByteRows:
+    def write_arrays(array: pa.Array) -> ByteRows:
         written = value(byte_columns.refuse_nulls(byte_columns.list_elements(array), path, _NO_NULL))
         # Each text, blob or message has its own tag; numbers share one.
         if wire == LEN:
@@ -164,25 +174,25 @@ def _repeated(field: MessageField, value: Write, path: str) -> Write:
             return lists
         return [tag + byte_columns.encode_varint(len(packed)) + packed if packed else b"" for packed in lists]
 
-    return write
+    return write_arrays
 
 
-def _map(field: MessageField, key: Kind, value: Write, path: str) -> Write:
+def _map_writer(field: MessageField, key: Kind, value: Write, path: str) -> Write:
     """Return a writer of maps, in the order that they have."""
     write_key = partial(key.value.write, WrittenField(path, ""))
-    key_tag = _tag(1, key.value.wire)
-    value_tag = _tag(2, field.wire)
-    tag = _tag(field.number, LEN)
+    key_tag = _encode_tag(1, key.value.wire)
+    value_tag = _encode_tag(2, field.wire)
+    tag = _encode_tag(field.number, LEN)
 
-    def write(array: pa.Array) -> ByteRows:
+    def write_maps(array: pa.Array) -> ByteRows:
         keys, items = byte_columns.map_entries(array)
         values = value(byte_columns.refuse_nulls(items, path, _NO_NULL))
         pairs = zip(write_key(keys), values, strict=True)
         entries = [key_tag + key_bytes + value_tag + value_bytes for key_bytes, value_bytes in pairs]
-        written = [tag + entry for entry in sized(entries)]
+        written = [tag + entry for entry in with_lengths(entries)]
         return [b"".join(written[begin:end]) for begin, end in pairwise(byte_columns.list_bounds(array))]
 
-    return write
+    return write_maps
 
 
 def encoded_event(event: Any, files: bytes, message: str) -> bytes:

@@ -3,8 +3,8 @@
 The events of all messages share one struct: a field has one type in all of them, and is null in a message that lacks
 it. Runs on executors, with what a library made on the driver.
 
-A message may wrap another one (`unwrapped`). The outer message is then decoded as any other. The message in its payload
-is named by a field with the name, by a field with the id of a schema of its own, or, if the payload is a
+A message may wrap another one (`wrapped_events`). The outer message is then decoded as any other. The message in its
+payload is named by a field with the name, by a field with the id of a schema of its own, or, if the payload is a
 google.protobuf.Any, by the type URL.
 """
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from router_schemas.model import LARGEST_ID, VALUE_HEADER, WriterSchema
-from router_schemas.protobuf.decode import MessageReader, decode
+from router_schemas.protobuf.decode import MessageReader, decode_payloads
 from router_schemas.wire_format import (
     ADDED_COLUMNS,
     FramedRows,
@@ -64,21 +64,21 @@ class Events:
     """Field of the event -> the message and version that brought it."""
 
 
-def events(records: pa.RecordBatch, known: Events) -> pa.RecordBatch:
+def message_events(records: pa.RecordBatch, known: Events) -> pa.RecordBatch:
     """Return `event`, `_error`, `_wanted` and SCHEMA_COLUMNS. Never raises for the content of a row.
 
     Needs the columns `value` and `headers`. A null value is a tombstone: no event, and that as the reason.
     """
-    return read(frame(records, known), known)
+    return decode_framed(frame_messages(records, known), known)
 
 
-def frame(records: pa.RecordBatch, known: Events) -> FramedRows:
+def frame_messages(records: pa.RecordBatch, known: Events) -> FramedRows:
     """Return the payloads and writers of records."""
     return framed_rows(records, known.wire_format, known.header, not known.only, known.indexed)
 
 
-def read(rows: FramedRows, known: Events) -> pa.RecordBatch:
-    """Return the columns of `events` for records whose schemas and payloads are found."""
+def decode_framed(rows: FramedRows, known: Events) -> pa.RecordBatch:
+    """Return the columns of `message_events` for records whose schemas and payloads are found."""
     infos = [known.written.get(writer) for writer in rows.writers]
     decoded, faults = _decode_rows(rows, known, infos)
     reasons = event_reasons(rows, infos, known.only, known.absence)
@@ -110,7 +110,7 @@ def _decode_rows(
         payloads = rows.payloads
         if len(place) < len(payloads):
             payloads = payloads.take(pa.array(place))
-        decoded = decode(payloads, known.readers[number])
+        decoded = decode_payloads(payloads, known.readers[number])
         if decoded.reasons.null_count < len(place):
             for row, reason in zip(place.tolist(), decoded.reasons.to_pylist(), strict=True):
                 if reason is not None:
@@ -125,12 +125,12 @@ def _decode_rows(
     return at_rows(parts, places, count), faults
 
 
-WRAPPED = "wrapped"
+WRAPPED_PREFIX = "wrapped"
 """The word before a wanted schema of a payload, to distinguish it from that of an outer message."""
-ANY = pa.struct([("type_url", pa.string()), ("value", pa.binary())])
+ANY_TYPE = pa.struct([("type_url", pa.string()), ("value", pa.binary())])
 _NO_PAYLOAD = "wrapper: there is no payload"
 _NO_NAME = "wrapper: the payload's message is not named"
-_NO_ID = f"wrapper: the payload's schema id is not a number from 0 to {LARGEST_ID}"
+_NO_SCHEMA_ID = f"wrapper: the payload's schema id is not a number from 0 to {LARGEST_ID}"
 
 
 @dataclass(frozen=True)
@@ -164,12 +164,12 @@ class Wrapped:
     messages: dict[int | UUID | None, dict[str, str]] = field(default_factory=dict)
 
 
-def unwrapped(records: pa.RecordBatch, known: Wrapped) -> pa.RecordBatch:
-    """Return the columns of `events`, for the messages inside."""
-    rows = frame(records, known.outer)
-    outer = read(rows, known.outer)
-    inner = read(_frame_inside(rows, outer, known), known.inner)
-    wanted_inside = pc.binary_join_element_wise(WRAPPED, inner.column("_wanted"), " ")
+def wrapped_events(records: pa.RecordBatch, known: Wrapped) -> pa.RecordBatch:
+    """Return the columns of `message_events`, for the messages inside."""
+    rows = frame_messages(records, known.outer)
+    outer = decode_framed(rows, known.outer)
+    inner = decode_framed(_frame_inside(rows, outer, known), known.inner)
+    wanted_inside = pc.binary_join_element_wise(WRAPPED_PREFIX, inner.column("_wanted"), " ")
     position = inner.schema.get_field_index("_wanted")
     return inner.set_column(position, "_wanted", pc.coalesce(outer.column("_wanted"), wanted_inside))
 
@@ -220,7 +220,7 @@ def _name_by_id(payloads: pa.BinaryArray, column: pa.Array) -> FramedRows:
     is_id = pc.and_(pc.greater_equal(numbers, 0), pc.less_equal(numbers, LARGEST_ID)).fill_null(False)
     ids = pc.if_else(is_id, numbers, pa.scalar(None, pa.int64())).cast(pa.int32())
     groups, distinct_ids = _encode_distinct(ids)
-    reasons = pc.if_else(is_id, pa.scalar(None, pa.string()), _NO_ID)
+    reasons = pc.if_else(is_id, pa.scalar(None, pa.string()), _NO_SCHEMA_ID)
     return FramedRows(payloads, groups, tuple(str(WriterSchema(number)) for number in distinct_ids), reasons, ids)
 
 

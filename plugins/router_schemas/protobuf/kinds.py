@@ -36,7 +36,7 @@ I64 = 1
 LEN = 2
 I32 = 5
 """Wire types."""
-PRESENT = "_present"
+PRESENT_FIELD = "_present"
 """The one field of the struct that stands for a message without fields."""
 
 
@@ -55,12 +55,12 @@ class WrittenField:
 # Writers return the bytes of each value. Texts and bytes have their length in front; messages do not.
 
 
-def sized(written: ByteRows) -> ByteRows:
+def with_lengths(written: ByteRows) -> ByteRows:
     """Return the bytes of each row with their length in front."""
     return [byte_columns.encode_varint(len(row)) + row for row in written]
 
 
-def _unsigned(bits: int, fixed: bool, target: WrittenField, array: pa.Array) -> ByteRows:
+def _unsigned_numbers(bits: int, fixed: bool, target: WrittenField, array: pa.Array) -> ByteRows:
     fault = ValueError(f"field {target.path}: the number is below zero or has more than {bits} bits")
     # Only a decimal holds what has 64 bits and no sign.
     if hasattr(array.type, "scale"):
@@ -99,26 +99,29 @@ def _enum_number(name: bytes, target: WrittenField) -> int:
 # Messages that are shown as one value
 
 
-_SECOND = 1_000_000
+_MICROS_PER_SECOND = 1_000_000
 _YEARS_1_TO_9999 = (-62_135_596_800_000_000, 253_402_300_799_999_999)
-_TEN_THOUSAND_YEARS = (-315_576_000_000_000_000, 315_576_000_000_000_000)
+_TEN_THOUSAND_YEARS_MICROS = (-315_576_000_000_000_000, 315_576_000_000_000_000)
 """What a Timestamp and a Duration may be, in microseconds; the comments of timestamp.proto and duration.proto."""
 
 
-def _timestamps(target: WrittenField, array: pa.Array) -> ByteRows:
+def _timestamp_messages(target: WrittenField, array: pa.Array) -> ByteRows:
     micros = byte_columns.whole_numbers(array)
     byte_columns.check_bounds(micros, *_YEARS_1_TO_9999, target.path, "the time is outside the years 1 to 9999")
-    return _seconds(micros // _SECOND, micros % _SECOND)
+    return _time_messages(micros // _MICROS_PER_SECOND, micros % _MICROS_PER_SECOND)
 
 
-def _durations(target: WrittenField, array: pa.Array) -> ByteRows:
+def _duration_messages(target: WrittenField, array: pa.Array) -> ByteRows:
     micros = byte_columns.whole_numbers(array)
-    byte_columns.check_bounds(micros, *_TEN_THOUSAND_YEARS, target.path, "the duration is longer than 10 000 years")
-    seconds = np.where(micros < 0, -(-micros // _SECOND), micros // _SECOND)  # both parts have the sign
-    return _seconds(seconds, micros - seconds * _SECOND)
+    byte_columns.check_bounds(
+        micros, *_TEN_THOUSAND_YEARS_MICROS, target.path, "the duration is longer than 10 000 years"
+    )
+    # Both parts have the sign.
+    seconds = np.where(micros < 0, -(-micros // _MICROS_PER_SECOND), micros // _MICROS_PER_SECOND)
+    return _time_messages(seconds, micros - seconds * _MICROS_PER_SECOND)
 
 
-def _seconds(seconds: NDArray[np.int64], micros: NDArray[np.int64]) -> ByteRows:
+def _time_messages(seconds: NDArray[np.int64], micros: NDArray[np.int64]) -> ByteRows:
     """Return Timestamps or Durations: field 1 has the seconds, field 2 the nanoseconds; zeros are left out."""
     whole = byte_columns.encode_varints(seconds.view(np.uint64))
     nanos = byte_columns.encode_varints((micros * 1000).view(np.uint64))
@@ -133,7 +136,7 @@ def _json_text(message_bytes: bytes | None, of: str) -> str | None:
         return None
     name = of.rpartition(".")[2]
     message = getattr(struct_pb2, name).FromString(message_bytes)
-    value = {"Struct": _object, "ListValue": _list, "Value": _value}[name](message)
+    value = {"Struct": _json_object, "ListValue": _json_list, "Value": _json_value}[name](message)
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True, allow_nan=False)
 
 
@@ -141,43 +144,43 @@ def _json_texts(array: pa.Array, of: str) -> pa.Array:
     return pa.array([_json_text(message_bytes, of) for message_bytes in array.to_pylist()], pa.string())
 
 
-def _object(message: Any) -> dict[str, Any]:
-    return {name: _value(value) for name, value in message.fields.items()}
+def _json_object(message: Any) -> dict[str, Any]:
+    return {name: _json_value(value) for name, value in message.fields.items()}
 
 
-def _list(message: Any) -> list[Any]:
-    return [_value(value) for value in message.values]
+def _json_list(message: Any) -> list[Any]:
+    return [_json_value(value) for value in message.values]
 
 
-def _value(message: Any) -> Any:
+def _json_value(message: Any) -> Any:
     match message.WhichOneof("kind"):
         case "struct_value":
-            return _object(message.struct_value)
+            return _json_object(message.struct_value)
         case "list_value":
-            return _list(message.list_value)
+            return _json_list(message.list_value)
         case "number_value":
-            return _number(message.number_value)
+            return _json_number(message.number_value)
         case "null_value" | None:
             return None
         case kind:
             return getattr(message, kind)
 
 
-_EXACT = 2**53
+_EXACT_INTEGERS_BELOW = 2**53
 """Below this an integral double has no digits that it does not hold."""
 
 
-def _number(number: float) -> float | int | str:
+def _json_number(number: float) -> float | int | str:
     if math.isnan(number):
         return "NaN"
     if math.isinf(number):
         return "Infinity" if number > 0 else "-Infinity"
-    if number.is_integer() and abs(number) < _EXACT:
+    if number.is_integer() and abs(number) < _EXACT_INTEGERS_BELOW:
         return int(number)
     return number
 
 
-_DEEPEST = 90
+_MAX_JSON_DEPTH = 90
 """Values within values; google's parsers end at 100 messages, of which a value takes one and an object two."""
 
 
@@ -190,7 +193,7 @@ def _json_message(text: bytes, message: Any, target: WrittenField) -> bytes:
     """Return the message of a JSON text."""
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
-        if _depth(value) > _DEEPEST:
+        if _json_depth(value) > _MAX_JSON_DEPTH:
             raise ValueError("it is nested too deep")
         ParseDict(value, message)
     except (ValueError, ParseError, RecursionError):
@@ -202,15 +205,15 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def _depth(value: Any) -> int:
+def _json_depth(value: Any) -> int:
     if isinstance(value, dict):
         value = list(value.values())
     if not isinstance(value, list):
         return 1
-    return 1 + max(map(_depth, value), default=0)
+    return 1 + max(map(_json_depth, value), default=0)
 
 
-def _presence(array: pa.Array, of: str) -> pa.Array:
+def _presence_column(array: pa.Array, of: str) -> pa.Array:
     present = pa.array(np.ones(len(array), bool))
     return pa.StructArray.from_arrays([present], fields=list(Kind.EMPTY.value.arrow), mask=array.is_null())
 
@@ -323,7 +326,7 @@ class Kind(Enum):
         columns=_LONGS,
         declares=(),
         wire=VARINT,
-        write=partial(_unsigned, 32, False),
+        write=partial(_unsigned_numbers, 32, False),
         note="Spark has no unsigned types",
     )
     FIXED32 = Description(
@@ -331,7 +334,7 @@ class Kind(Enum):
         columns=_LONGS,
         declares=(),
         wire=I32,
-        write=partial(_unsigned, 32, True),
+        write=partial(_unsigned_numbers, 32, True),
         note="Spark has no unsigned types",
     )
     UINT64 = Description(
@@ -339,7 +342,7 @@ class Kind(Enum):
         columns=(*_LONGS, T.DecimalType),
         declares=(T.DecimalType,),
         wire=VARINT,
-        write=partial(_unsigned, 64, False),
+        write=partial(_unsigned_numbers, 64, False),
         note="of decimals only decimal(20,0) declares it",
     )
     FIXED64 = Description(
@@ -347,7 +350,7 @@ class Kind(Enum):
         columns=(*_LONGS, T.DecimalType),
         declares=(),
         wire=I64,
-        write=partial(_unsigned, 64, True),
+        write=partial(_unsigned_numbers, 64, True),
     )
     BOOL = Description(
         arrow=pa.bool_(),
@@ -361,14 +364,14 @@ class Kind(Enum):
         columns=(T.StringType,),
         declares=(T.StringType,),
         wire=LEN,
-        write=lambda target, array: sized(byte_columns.encode_texts(array, target.path)),
+        write=lambda target, array: with_lengths(byte_columns.encode_texts(array, target.path)),
     )
     BYTES = Description(
         arrow=pa.binary(),
         columns=(T.BinaryType,),
         declares=(T.BinaryType,),
         wire=LEN,
-        write=lambda _, array: sized(byte_columns.binary_values(array)),
+        write=lambda _, array: with_lengths(byte_columns.binary_values(array)),
     )
     ENUM = Description(
         arrow=pa.string(),
@@ -383,7 +386,7 @@ class Kind(Enum):
         columns=(T.TimestampType,),
         declares=(T.TimestampType,),
         wire=LEN,
-        write=_timestamps,
+        write=_timestamp_messages,
         bounds=_YEARS_1_TO_9999,
         note="microseconds; outside the years 1 to 9999 a dead letter",
     )
@@ -392,8 +395,8 @@ class Kind(Enum):
         columns=(T.LongType,),
         declares=(),
         wire=LEN,
-        write=_durations,
-        bounds=_TEN_THOUSAND_YEARS,
+        write=_duration_messages,
+        bounds=_TEN_THOUSAND_YEARS_MICROS,
         note="microseconds",
     )
     JSON = Description(
@@ -406,12 +409,12 @@ class Kind(Enum):
         note="JSON, keys sorted",
     )
     EMPTY = Description(
-        arrow=pa.struct([(PRESENT, pa.bool_())]),
+        arrow=pa.struct([(PRESENT_FIELD, pa.bool_())]),
         columns=(T.StructType,),
         declares=(),
         wire=LEN,
         write=lambda _, array: [b""] * len(array),
-        read=_presence,
+        read=_presence_column,
         title="message without fields",
     )
     RAW = Description(
@@ -429,7 +432,7 @@ class Kind(Enum):
     def __str__(self) -> str:
         return self.name.lower()
 
-    def accepts(self, column: T.DataType) -> bool:
+    def accepts_column(self, column: T.DataType) -> bool:
         """Return whether a column can be written as this kind; single values may still be out of its range."""
         # Of all columns only decimals have a scale.
         return isinstance(column, self.value.columns) and getattr(column, "scale", 0) == 0
@@ -447,7 +450,7 @@ WRAPPERS = {
     "google.protobuf.BytesValue": Kind.BYTES,
 }
 """Messages whose field 1 has a value of that kind, which they stand for."""
-SPECIAL = {
+SPECIAL_KINDS = {
     "google.protobuf.Timestamp": Kind.TIMESTAMP,
     "google.protobuf.Duration": Kind.DURATION,
     "google.protobuf.Struct": Kind.JSON,
@@ -459,7 +462,7 @@ SPECIAL = {
 SPECIAL_FILES = tuple(f"google/protobuf/{stem}.proto" for stem in ("duration", "struct", "timestamp", "wrappers"))
 """The files that define them."""
 
-WIDER: dict[frozenset[Kind | None], Kind] = {
+WIDER_KINDS: dict[frozenset[Kind | None], Kind] = {
     frozenset({Kind.INT32, Kind.INT64}): Kind.INT64,
     frozenset({Kind.INT32, Kind.UINT32}): Kind.INT64,
     frozenset({Kind.UINT32, Kind.INT64}): Kind.INT64,

@@ -16,17 +16,17 @@ import pyarrow as pa
 from router import StartError
 from router_schemas.library import EventMaking, Library, RegistryLibrary, keep_used_writers, read_used_writers
 from router_schemas.model import VALUE_HEADER, SchemaOrigin, WriterSchema, schema_file
-from router_schemas.protobuf.decode import MessageReader, reader
+from router_schemas.protobuf.decode import MessageReader, make_message_reader
 from router_schemas.protobuf.descriptors import (
     CompilerError,
     all_names,
-    descriptors,
-    from_file,
+    compile_schema,
     message_indexes_of,
     name_at,
+    read_descriptors,
 )
-from router_schemas.protobuf.events import ANY, WRAPPED, Events, Wrapped, type_at
-from router_schemas.protobuf.merge import MessageVersion, merge
+from router_schemas.protobuf.events import ANY_TYPE, WRAPPED_PREFIX, Events, Wrapped, type_at
+from router_schemas.protobuf.merge import MessageVersion, merge_messages
 from router_schemas.wire_format import ONLY_WRITER, at_index
 
 if TYPE_CHECKING:
@@ -80,11 +80,11 @@ class _MessageEvent(EventMaking[str, MessageUse, MessageReader]):
     """The event of Protobuf messages, by their writers' schemas."""
 
     def merge_versions(self, uses: list[MessageUse]) -> tuple[MergedMessage, Sequence[SchemaConflict]]:
-        first, *_ = merge([use.version for use in uses])
+        first, *_ = merge_messages([use.version for use in uses])
         return first, first.refused
 
     def make_reader(self, merged: MergedMessage, fits: Mapping[str, MessageUse]) -> tuple[MessageReader, T.StructType]:
-        made = reader(merged)
+        made = make_message_reader(merged)
         return made, made.spark_type
 
 
@@ -104,7 +104,7 @@ class Messages(RegistryLibrary[MessageUse, Events]):
         schema_id = resolved.schema.id
         if schema_id not in self.compiled:
             try:
-                self.compiled[schema_id] = descriptors(resolved)
+                self.compiled[schema_id] = compile_schema(resolved)
             except CompilerError as error:  # the schema may be good: no record may become a dead letter for this
                 raise StartError(f"{origin.label} cannot be compiled here: {error}") from error
         files = self.compiled[schema_id]
@@ -140,7 +140,7 @@ class Files:
         """Return the messages of a .proto file, or of a file that holds a FileDescriptorSet; raise StartError."""
         try:
             with schema_file(path):
-                return Files(path.name, from_file(path))
+                return Files(path.name, read_descriptors(path))
         except CompilerError as error:
             raise StartError(f"schema file {path}: {error}") from error
 
@@ -217,7 +217,7 @@ class FileMessages(Library[Events]):
         return bool(new)
 
 
-_FIELD_TYPES = {"payload": (pa.binary(), ANY), "name": (pa.string(),), "schema_id": (pa.int32(), pa.int64())}
+_FIELD_TYPES = {"payload": (pa.binary(), ANY_TYPE), "name": (pa.string(),), "schema_id": (pa.int32(), pa.int64())}
 _FIELD_TYPE_TEXTS = {
     "payload": "bytes or a google.protobuf.Any",
     "name": "a string or an enum",
@@ -259,9 +259,9 @@ class Payloads(Library[Wrapped]):
     def refresh_schemas(self, wanted: Iterable[str] = ()) -> Wrapped:
         """Return how to read all known messages and the wanted ones."""
         wanted = set(wanted)
-        of_payloads = {writer for writer in wanted if writer.startswith(WRAPPED)}
+        of_payloads = {writer for writer in wanted if writer.startswith(WRAPPED_PREFIX)}
         outer = self._outer.refresh_schemas(wanted - of_payloads)
-        wanted_inside = {writer.removeprefix(f"{WRAPPED} ") for writer in of_payloads}
+        wanted_inside = {writer.removeprefix(f"{WRAPPED_PREFIX} ") for writer in of_payloads}
         # A payload names its message in the files of its outer message, unless it has a schema of its own.
         messages = {} if self._fields.schema_id else self._messages_by_schema()
         for schema, full_names in messages.items():
@@ -298,7 +298,7 @@ class Payloads(Library[Wrapped]):
                 problem = f"must be {_FIELD_TYPE_TEXTS[option]} of the outer message; it is {field_type}"
                 raise StartError(f"wrapper.{option}: {name} {problem}")
         is_named = bool(self._fields.name or self._fields.schema_id)
-        is_any = type_at(event, self._fields.payload) == ANY
+        is_any = type_at(event, self._fields.payload) == ANY_TYPE
         if is_named and is_any:
             raise StartError("wrapper.payload: an Any names its message itself; leave out `name` and `schema_id`")
         if not is_named and not is_any:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from router_schemas.model import SchemaConflict
 from router_schemas.protobuf.descriptors import message_of
-from router_schemas.protobuf.kinds import WIDER
+from router_schemas.protobuf.kinds import WIDER_KINDS
 from router_schemas.protobuf.model import MessageField, MessageShape, descriptors_of, shape_of
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class MergedMessage:
     refused: tuple[SchemaConflict, ...] = ()
 
 
-def merge(versions: Sequence[MessageVersion]) -> tuple[MergedMessage, ...]:
+def merge_messages(versions: Sequence[MessageVersion]) -> tuple[MergedMessage, ...]:
     """Return the compatible classes of versions, oldest version first. Runs on the driver.
 
     The first class has the first version and all that fit with it, taken in turn; the versions that it refuses make
@@ -106,28 +106,28 @@ class _Merge:
         for name, pairs in (*new.enums.items(), *old.enums.items()):
             values.setdefault(self.names[name], []).extend(pairs)
         self.paths = dict(self.reached_messages())
-        messages = {name: self.message(name) for name in self.fields}
-        enums = {name: self.enum(name, pairs) for name, pairs in values.items()}
+        messages = {name: self.merge_message(name) for name in self.fields}
+        enums = {name: self.merge_enum(name, pairs) for name, pairs in values.items()}
         self.result = MessageShape(self.root, messages, enums)
 
-    def message(self, name: str) -> tuple[MessageField, ...]:
+    def merge_message(self, name: str) -> tuple[MessageField, ...]:
         """Return the fields of a merged message."""
         merged: dict[int, MessageField] = {}
         for new in self.fields[name]:
             # The first field of a number is compared with itself, so that nothing differs.
             old = merged.get(new.number, new)
-            difference = _difference(old, new)
+            difference = _describe_difference(old, new)
             if difference:
-                self.report(name, new.name, old.version, difference)
+                self.report_field(name, new.name, old.version, difference)
             merged[new.number] = replace(
                 new,
-                kind=WIDER.get(frozenset({old.kind, new.kind}), new.kind),
-                key=WIDER.get(frozenset({old.key, new.key}), new.key),
+                kind=WIDER_KINDS.get(frozenset({old.kind, new.kind}), new.kind),
+                key=WIDER_KINDS.get(frozenset({old.key, new.key}), new.key),
                 oneof=new.oneof if new.oneof == old.oneof else "",
             )
         return tuple(merged.values())
 
-    def enum(self, name: str, values: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    def merge_enum(self, name: str, values: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
         """Return the names of a merged enum, the newest first; the first name of a number is the one that is shown."""
         numbers: dict[str, int] = {}
         for value, number in values:
@@ -141,9 +141,9 @@ class _Merge:
         users = [(message, field) for message, fields in self.fields.items() for field in fields if field.of == name]
         labels = [field.version for _, field in users if field.version != self.label]
         message, field = users[-1]
-        self.report(message, field.name, labels[-1] if labels else self.label, difference)
+        self.report_field(message, field.name, labels[-1] if labels else self.label, difference)
 
-    def report(self, message: str, field: str, before: str, difference: str) -> None:
+    def report_field(self, message: str, field: str, before: str, difference: str) -> None:
         """Add a conflict about a field of a merged message; the version that is refused is always the new one."""
         path = f"{self.paths[message]}.{field}".removeprefix(".")
         self.conflicts.append(SchemaConflict(path, before, self.label, difference))
@@ -157,7 +157,7 @@ class _Merge:
             for field in self.fields[name]:
                 if field.of in self.fields and field.of not in seen:
                     seen.add(field.of)
-                    step = {"repeated": "[]", "a map": "{}"}.get(_form(field), "")
+                    step = {"repeated": "[]", "a map": "{}"}.get(_field_form(field), "")
                     waiting.append((field.of, f"{path}.{field.name}{step}".removeprefix(".")))
 
 
@@ -169,7 +169,7 @@ def _merged_names(old: MessageShape, new: MessageShape) -> dict[str, str]:
         names |= {name: name for name in (*shape.messages, *shape.enums)}
         for message, members in shape.messages.items():
             fields += [(message, field) for field in members]
-    _rename(names, names[new.root], old.root)
+    _rename_type(names, names[new.root], old.root)
     # The types of one field become one type. Then fields of these types are one field as well, and so on.
     changed = True
     while changed:
@@ -180,19 +180,19 @@ def _merged_names(old: MessageShape, new: MessageShape) -> dict[str, str]:
             if field.kind != other.kind or field.of not in names or other.of not in names:
                 continue
             if names[field.of] != names[other.of]:
-                _rename(names, names[field.of], names[other.of])
+                _rename_type(names, names[field.of], names[other.of])
                 changed = True
     return names
 
 
-def _rename(names: dict[str, str], before: str, after: str) -> None:
+def _rename_type(names: dict[str, str], before: str, after: str) -> None:
     names.update({name: after for name, merged in names.items() if merged == before})
 
 
-def _difference(old: MessageField, new: MessageField) -> str:
+def _describe_difference(old: MessageField, new: MessageField) -> str:
     """Return why no single column can hold both, or an empty text if one can."""
-    if _form(old) != _form(new):
-        return f"it was {_form(old)} and is {_form(new)}"
+    if _field_form(old) != _field_form(new):
+        return f"it was {_field_form(old)} and is {_field_form(new)}"
     if not _go_together(old.key, new.key):
         return f"the map's keys were {old.key} and are {new.key}"
     if not _go_together(old.kind, new.kind) or old.of != new.of:
@@ -204,10 +204,10 @@ def _difference(old: MessageField, new: MessageField) -> str:
 
 
 def _go_together(old: Kind | None, new: Kind | None) -> bool:
-    return old is new or frozenset({old, new}) in WIDER
+    return old is new or frozenset({old, new}) in WIDER_KINDS
 
 
-def _form(field: MessageField) -> str:
+def _field_form(field: MessageField) -> str:
     if field.repeated:
         return "repeated"
     return "a map" if field.key else "single"

@@ -11,7 +11,7 @@ which every message and enum stands at the top: `optional` keeps presence, enums
 
 As columns a message is a tree, cut off where a table cannot follow. Every path of fields is a column of its own, so a
 message that contains itself has no end: a field that returns to a message further up its own path holds the raw bytes,
-as does everything below `DEEPEST` messages.
+as does everything below `MAX_MESSAGE_LEVELS` messages.
 
 docs/reference/formats.md lists the columns, and `kinds` describes each kind of value.
 
@@ -32,15 +32,15 @@ from google.protobuf import descriptor_pb2  # type: ignore[import-untyped]
 
 from router import to_spark_columns
 from router_schemas.protobuf.descriptors import well_known
-from router_schemas.protobuf.kinds import LEN, SPECIAL, SPECIAL_FILES, Kind
+from router_schemas.protobuf.kinds import LEN, SPECIAL_FILES, SPECIAL_KINDS, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from pyspark.sql import types as T
 
-_PROTO = descriptor_pb2.FieldDescriptorProto
-_FILE = "merged"
+_FIELD_PROTO = descriptor_pb2.FieldDescriptorProto
+_MERGED_FILE = "merged"
 
 
 @dataclass(frozen=True)
@@ -105,15 +105,15 @@ def shape_of(message: Any, version: str = "") -> MessageShape:
         if reached.GetOptions().message_set_wire_format:
             raise ValueError(f"{reached.full_name}: a message set of proto2 cannot be decoded; use an ordinary message")
         members = []
-        for member in _members(reached):
+        for member in _fields_and_extensions(reached):
             # A group ends with a tag, and has no length: its bytes are those of an unknown field, which parsers skip.
-            if member.type == _PROTO.TYPE_GROUP:
+            if member.type == _FIELD_PROTO.TYPE_GROUP:
                 groups.append(member.full_name)
             else:
                 members.append(member)
-        messages[reached.full_name] = tuple(_field(member, version) for member in members)
+        messages[reached.full_name] = tuple(_read_field(member, version) for member in members)
         for member in members:
-            value = _value(member)
+            value = _value_field(member)
             if value.enum_type:
                 enums[value.enum_type.full_name] = tuple((name.name, name.number) for name in value.enum_type.values)
             elif value.message_type and not _is_special(value.message_type):
@@ -126,7 +126,7 @@ def descriptors_of(shape: MessageShape) -> bytes:
 
     Names that clash in their scope are changed, and fields get the names of their columns (see `column_names`).
     """
-    file = descriptor_pb2.FileDescriptorProto(name=f"{_FILE}.proto", package=_FILE, syntax="proto3")
+    file = descriptor_pb2.FileDescriptorProto(name=f"{_MERGED_FILE}.proto", package=_MERGED_FILE, syntax="proto3")
     taken: set[str] = set()
     types: dict[str, str] = {}
     for name in dict.fromkeys((shape.root, *shape.messages, *shape.enums)):
@@ -134,7 +134,7 @@ def descriptors_of(shape: MessageShape) -> bytes:
     for name, type_name in types.items():
         message = file.message_type.add(name=type_name)
         if name in shape.messages:
-            _declare(message, shape.messages[name], types)
+            _declare_fields(message, shape.messages[name], types)
         else:
             # In a message of its own, because the names of an enum's values belong to the scope around it.
             _declare_enum(message.enum_type.add(name="Value"), shape.enums[name])
@@ -158,7 +158,7 @@ def column_names(fields: Iterable[MessageField]) -> list[str]:
     return names
 
 
-def _members(message: Any) -> list[Any]:
+def _fields_and_extensions(message: Any) -> list[Any]:
     """Return the fields in their order, then the extensions of the same files."""
     members = list(message.fields)
     if message.is_extendable:
@@ -166,11 +166,11 @@ def _members(message: Any) -> list[Any]:
     return members
 
 
-def _field(member: Any, version: str) -> MessageField:
-    value = _value(member)
+def _read_field(member: Any, version: str) -> MessageField:
+    value = _value_field(member)
     key = None
     if value is not member:
-        key = _kind(member.message_type.fields_by_name["key"])
+        key = _kind_of(member.message_type.fields_by_name["key"])
     # A field that is alone in its oneof is optional and nothing more.
     oneof = ""
     if member.containing_oneof and len(member.containing_oneof.fields) > 1:
@@ -178,9 +178,9 @@ def _field(member: Any, version: str) -> MessageField:
     of = value.message_type or value.enum_type
     kind = None
     if not value.message_type:
-        kind = _kind(value)
+        kind = _kind_of(value)
     elif _is_special(value.message_type):
-        kind = SPECIAL[of.full_name]
+        kind = SPECIAL_KINDS[of.full_name]
     return MessageField(
         name=member.name,
         number=member.number,
@@ -194,7 +194,7 @@ def _field(member: Any, version: str) -> MessageField:
     )
 
 
-def _value(member: Any) -> Any:
+def _value_field(member: Any) -> Any:
     """Return the field that holds the values: the member itself, or that of a map's entry."""
     entry = member.message_type
     if entry and entry.GetOptions().map_entry:
@@ -203,15 +203,15 @@ def _value(member: Any) -> Any:
 
 
 def _is_special(message: Any) -> bool:
-    return message.full_name in SPECIAL and bool(message.file.name.startswith("google/protobuf/"))
+    return message.full_name in SPECIAL_KINDS and bool(message.file.name.startswith("google/protobuf/"))
 
 
-def _kind(member: Any) -> Kind:
+def _kind_of(member: Any) -> Kind:
     """Return the kind of a field that holds a scalar or an enum, given its descriptor."""
-    return Kind[_PROTO.Type.Name(member.type).removeprefix("TYPE_")]
+    return Kind[_FIELD_PROTO.Type.Name(member.type).removeprefix("TYPE_")]
 
 
-def _declare(message: Any, fields: tuple[MessageField, ...], types: dict[str, str]) -> None:
+def _declare_fields(message: Any, fields: tuple[MessageField, ...], types: dict[str, str]) -> None:
     names = column_names(fields)
     oneofs = list(dict.fromkeys(member.oneof for member in fields if member.oneof))
     # Names of oneofs and entries share the scope of the fields, and after a merge any of them may clash.
@@ -220,9 +220,9 @@ def _declare(message: Any, fields: tuple[MessageField, ...], types: dict[str, st
         message.oneof_decl.add(name=_claim_name(f"oneof_{index}", scope))
     for name, member in zip(names, fields, strict=True):
         # The default JSON name of two columns may be the same, which proto3 refuses.
-        declared = message.field.add(name=name, json_name=name, number=member.number, label=_PROTO.LABEL_OPTIONAL)
+        declared = message.field.add(name=name, json_name=name, number=member.number, label=_FIELD_PROTO.LABEL_OPTIONAL)
         if member.repeated or member.key:
-            declared.label = _PROTO.LABEL_REPEATED
+            declared.label = _FIELD_PROTO.LABEL_REPEATED
         if member.key:
             _declare_map(message, declared, member, _claim_name(f"Entry{member.number}", scope), types)
             continue
@@ -240,20 +240,22 @@ def _declare_map(message: Any, declared: Any, member: MessageField, name: str, t
     """Declare a map, which is a repeated message of its entries, called `name`."""
     entry = message.nested_type.add(name=name)
     entry.options.map_entry = True
-    _declare_type(entry.field.add(name="key", number=1, label=_PROTO.LABEL_OPTIONAL), member.key, "", types)
-    _declare_type(entry.field.add(name="value", number=2, label=_PROTO.LABEL_OPTIONAL), member.kind, member.of, types)
-    declared.type = _PROTO.TYPE_MESSAGE
-    declared.type_name = f".{_FILE}.{message.name}.{name}"
+    _declare_type(entry.field.add(name="key", number=1, label=_FIELD_PROTO.LABEL_OPTIONAL), member.key, "", types)
+    _declare_type(
+        entry.field.add(name="value", number=2, label=_FIELD_PROTO.LABEL_OPTIONAL), member.kind, member.of, types
+    )
+    declared.type = _FIELD_PROTO.TYPE_MESSAGE
+    declared.type_name = f".{_MERGED_FILE}.{message.name}.{name}"
 
 
 def _declare_type(declared: Any, kind: Kind | None, of: str, types: dict[str, str]) -> None:
     if kind is None or is_message(kind, of):
-        declared.type = _PROTO.TYPE_MESSAGE
-        declared.type_name = f".{_FILE}.{types[of]}" if of in types else f".{of}"
+        declared.type = _FIELD_PROTO.TYPE_MESSAGE
+        declared.type_name = f".{_MERGED_FILE}.{types[of]}" if of in types else f".{of}"
         return
-    declared.type = _PROTO.Type.Value(f"TYPE_{kind.name}")
+    declared.type = _FIELD_PROTO.Type.Value(f"TYPE_{kind.name}")
     if kind is Kind.ENUM:
-        declared.type_name = f".{_FILE}.{types[of]}.Value"
+        declared.type_name = f".{_MERGED_FILE}.{types[of]}.Value"
 
 
 def _declare_enum(declared: Any, values: tuple[tuple[str, int], ...]) -> None:
@@ -275,9 +277,9 @@ def _claim_name(name: str, taken: set[str]) -> str:
     return name
 
 
-DEEPEST = 16
+MAX_MESSAGE_LEVELS = 16
 """Messages within messages; Arrow's own format ends at 64 levels, and a map of messages takes three."""
-MOST = 10_000
+MAX_MESSAGE_COLUMNS = 10_000
 """Columns that a message may have in all."""
 
 
@@ -293,10 +295,10 @@ class Column(MessageField):
 
 
 def columns_of(shape: MessageShape) -> tuple[Column, ...]:
-    """Return the columns of a message; raise ValueError if it has none or more than `MOST`."""
+    """Return the columns of a message; raise ValueError if it has none or more than `MAX_MESSAGE_COLUMNS`."""
     if not shape.messages[shape.root]:
         raise ValueError(f"{shape.root}: the message has no fields, so there is nothing to decode")
-    return tuple(_Layout(shape).columns(shape.root, ()))
+    return tuple(_Layout(shape).lay_out_columns(shape.root, ()))
 
 
 class _Layout:
@@ -306,18 +308,18 @@ class _Layout:
         self.shape = shape
         self.count = 0
 
-    def columns(self, message: str, above: tuple[str, ...]) -> Iterator[Column]:
+    def lay_out_columns(self, message: str, above: tuple[str, ...]) -> Iterator[Column]:
         """Yield the columns of a message below the messages `above`."""
         fields = self.shape.messages[message]
         path = (*above, message)
         for member, name in zip(fields, column_names(fields), strict=True):
             self.count += 1
-            if self.count > MOST:
-                raise ValueError(f"{self.shape.root}: more than {MOST} columns, nested ones counted")
+            if self.count > MAX_MESSAGE_COLUMNS:
+                raise ValueError(f"{self.shape.root}: more than {MAX_MESSAGE_COLUMNS} columns, nested ones counted")
             kind = column_kind(self.shape, member, path)
             columns: tuple[Column, ...] = ()
             if kind is None:
-                columns = tuple(self.columns(member.of, path))
+                columns = tuple(self.lay_out_columns(member.of, path))
             yield Column(
                 name=name,
                 number=member.number,
@@ -336,7 +338,7 @@ def column_kind(shape: MessageShape, field: MessageField, above: tuple[str, ...]
     if field.kind is not None:
         return field.kind
     # Such a message has no end as columns, or Arrow cannot carry it.
-    if field.of in above or len(above) >= DEEPEST:
+    if field.of in above or len(above) >= MAX_MESSAGE_LEVELS:
         return Kind.RAW
     return None if shape.messages[field.of] else Kind.EMPTY
 

@@ -26,7 +26,7 @@ from router.engine.views.schedule import refresher
 from router_decoders import Avro, Protobuf
 from router_rules import Sql
 from router_schemas.model import RegisteredSchema, ResolvedSchema
-from router_schemas.protobuf.descriptors import descriptors, message_of
+from router_schemas.protobuf.descriptors import compile_schema, message_of
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryOptions
 from router_schemas.wire_format import pack_value
@@ -266,7 +266,7 @@ class DrawnProtobuf:
         )
 
     def record(self, number: int) -> bytes:
-        files = descriptors(ResolvedSchema(RegisteredSchema(number, "PROTOBUF", self.schema())))
+        files = compile_schema(ResolvedSchema(RegisteredSchema(number, "PROTOBUF", self.schema())))
         message = message_factory.GetMessageClass(message_of(files, "drawn.Bet"))()
         self.fill(message, 2)
         message.game = self.chance.choice(["uno", "go", "chess"])

@@ -20,7 +20,7 @@ from router.testing import check_decoder
 from router_decoders import Avro, Protobuf
 from router_rules import Schema
 from router_schemas.model import RegisteredSchema, ResolvedSchema
-from router_schemas.protobuf.descriptors import descriptors, message_of
+from router_schemas.protobuf.descriptors import compile_schema, message_of
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryOptions
 from router_schemas.wire_format import pack_value
@@ -53,7 +53,7 @@ def protobuf(client: RegistryClient, package: str, version: int, values: dict[st
     """Register a version, each with one field more, and return a framed record of it."""
     source = f'syntax = "proto3"; package {package}; message Bet {{ {" ".join(FIELDS[: version + 1])} }}'
     number = client.register(f"{package}-value", "PROTOBUF", source)
-    files = descriptors(ResolvedSchema(RegisteredSchema(number, "PROTOBUF", source)))
+    files = compile_schema(ResolvedSchema(RegisteredSchema(number, "PROTOBUF", source)))
     message = message_factory.GetMessageClass(message_of(files, f"{package}.Bet"))()
     return pack_value(number, (0,), ParseDict(values, message).SerializeToString())
 

@@ -23,7 +23,7 @@ from router.engine.stream import RunOptions, run
 from router.registry import load_registry
 from router.testing import check_applying_sink
 from router_schemas.model import ResolvedSchema
-from router_schemas.protobuf.descriptors import descriptors, message_of
+from router_schemas.protobuf.descriptors import compile_schema, message_of
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryOptions
 from tests.engine.conftest import EITHER
@@ -126,7 +126,7 @@ def of_avro(client: RegistryClient, value: bytes) -> Any:
 
 def of_protobuf(client: RegistryClient, value: bytes) -> Any:
     assert value[5] == 0
-    files = descriptors(ResolvedSchema(client.by_id(int.from_bytes(value[1:5], "big"))))
+    files = compile_schema(ResolvedSchema(client.by_id(int.from_bytes(value[1:5], "big"))))
     name = next(iter(message_of(files, "games.Bet").file.message_types_by_name))
     return message_factory.GetMessageClass(message_of(files, f"games.{name}")).FromString(value[6:])
 
