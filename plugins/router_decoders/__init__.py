@@ -31,7 +31,7 @@ __all__ = [
     "router_decoders",
 ]
 
-EVENT = "struct<_: string>"
+NO_EVENT_TYPE = "struct<_: string>"
 """The type of an event that never is; Parquet has no struct without fields, hence one."""
 
 
@@ -40,7 +40,7 @@ class Nothing(Decoder):
 
     def decode(self, raw: DataFrame) -> DataFrame:
         """Add `event` and `_error`, both null in every row."""
-        return raw.withColumns({"event": F.lit(None).cast(EVENT), "_error": F.lit(None).cast("string")})
+        return raw.withColumns({"event": F.lit(None).cast(NO_EVENT_TYPE), "_error": F.lit(None).cast("string")})
 
 
 @hookimpl

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from router import ArrowDecoding, to_arrow_columns
 from router_decoders.avro import Avro
-from router_decoders.json import UNKNOWN, JsonSchema
+from router_decoders.json import UNKNOWN_COLUMN, JsonSchema
 from router_decoders.protobuf import Protobuf
 from router_decoders.registry_decoder import RegistryDecoder
 from router_schemas.model import WriterSchema, column_names, table_type
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from router_schemas.model import Kind, SchemaInfo, Taken
     from router_schemas.registry_client import OfflineRegistry
 
-DECODERS: dict[Kind, type[RegistryDecoder]] = {"AVRO": Avro, "PROTOBUF": Protobuf, "JSON": JsonSchema}
+DECODER_BY_KIND: dict[Kind, type[RegistryDecoder]] = {"AVRO": Avro, "PROTOBUF": Protobuf, "JSON": JsonSchema}
 
 
 class Auto(RegistryDecoder):
@@ -55,16 +55,16 @@ class Auto(RegistryDecoder):
     def zero_is_absent(self) -> bool:
         return self._known is not None and "PROTOBUF" in self._known.made
 
-    def library(self, preparation: Preparation) -> Library[Formats]:
+    def open_library(self, preparation: Preparation) -> Library[Formats]:
         """Return where schemas of all formats come from."""
         from router_schemas.library import AnyFormat
 
-        schemas = self.schemas(preparation)
+        schemas = self.open_resolver(preparation)
         memory = preparation.memory
         counted = self.counted_subjects(preparation)
 
         # A format is imported when its first schema comes: that of Protobuf may not be installed.
-        def open_library(kind: Kind) -> RegistryLibrary[Any, Any]:
+        def open_format(kind: Kind) -> RegistryLibrary[Any, Any]:
             if kind == "AVRO":
                 from router_schemas.avro.library import Writers
 
@@ -73,15 +73,15 @@ class Auto(RegistryDecoder):
                 from router_schemas.json_schema.library import Documents
 
                 return Documents(schemas, memory, counted=counted, header=self.header)
-            return Protobuf.messages(schemas, memory, counted, self.header)
+            return Protobuf.open_messages(schemas, memory, counted, self.header)
 
         return AnyFormat(
             schemas=schemas,
             memory=memory,
             subjects=self.subjects,
             header=self.header,
-            opened=open_library,
-            fields=fields,
+            opened=open_format,
+            fields=columns_of_format,
         )
 
     def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
@@ -112,21 +112,23 @@ class Auto(RegistryDecoder):
 
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode: as the one format there is, or each row as its own."""
-        made = self.known.made
+        made = self.known_schemas.made
         if len(made) == 1:
             ((kind, one_format),) = made.items()
             return self._decoder_of(kind, one_format).decoding()
-        kinds = [kind for kind in made if fields(kind, made[kind])]
+        kinds = [kind for kind in made if columns_of_format(kind, made[kind])]
         if not kinds:
             # No format has fields: one of them gives the reasons.
             kinds = [kind for kind in made if kind != "JSON"][:1]
-        return combine(self.known, {kind: self._decoder_of(kind, made[kind]).decoding() for kind in kinds})
+        return combine_decodings(
+            self.known_schemas, {kind: self._decoder_of(kind, made[kind]).decoding() for kind in kinds}
+        )
 
     def _decoder_of(self, kind: Kind, made: Any) -> RegistryDecoder:
-        return DECODERS[kind].model_validate({"registry": self.registry, "header": self.header}).reading(made)
+        return DECODER_BY_KIND[kind].model_validate({"registry": self.registry, "header": self.header}).with_known(made)
 
 
-def fields(kind: Kind, made: Any) -> Taken:
+def columns_of_format(kind: Kind, made: Any) -> Taken:
     """Return the fields of a format's event as columns, each with its type and origin."""
     if kind == "PROTOBUF":
         from router_schemas.protobuf.model import spark_struct
@@ -153,7 +155,7 @@ class AnyFormatRows:
     absence: str = ""
 
 
-def combine(known: Formats, decodings: Mapping[Kind, ArrowDecoding]) -> ArrowDecoding:
+def combine_decodings(known: Formats, decodings: Mapping[Kind, ArrowDecoding]) -> ArrowDecoding:
     """Return the decoding of rows of several formats. Runs on the driver."""
     from router_schemas.wire_format import ADDED_FIELDS
 
@@ -172,7 +174,7 @@ def combine(known: Formats, decodings: Mapping[Kind, ArrowDecoding]) -> ArrowDec
         argument=AnyFormatRows(
             written=known.written, header=known.header, parts=parts, event=event, absence=known.absence
         ),
-        adds=T.StructType([T.StructField("event", event), *ADDED_FIELDS, UNKNOWN]),
+        adds=T.StructType([T.StructField("event", event), *ADDED_FIELDS, UNKNOWN_COLUMN]),
         before=in_turn([decoding.before for decoding in decodings.values() if decoding.before]),
     )
 
@@ -182,12 +184,12 @@ def in_turn(befores: Sequence[Callable[[DataFrame], DataFrame]]) -> Callable[[Da
     if not befores:
         return None
 
-    def before(raw: DataFrame) -> DataFrame:
+    def add_all_columns(raw: DataFrame) -> DataFrame:
         for add_columns in befores:
             raw = add_columns(raw)
         return raw
 
-    return before
+    return add_all_columns
 
 
 def any_format_events(records: pa.RecordBatch, known: AnyFormatRows) -> pa.RecordBatch:
@@ -225,7 +227,7 @@ def _decode_by_format(records: pa.RecordBatch, format_of_row: Any, known: AnyFor
 
     from router_schemas.wire_format import ADDED_COLUMNS, at_rows, widen_structs
 
-    event, unknown = to_arrow_columns(T.StructType([T.StructField("event", known.event), UNKNOWN]))
+    event, unknown = to_arrow_columns(T.StructType([T.StructField("event", known.event), UNKNOWN_COLUMN]))
     adds = [event, *ADDED_COLUMNS, unknown]
     decoded: list[pa.StructArray] = []
     rows_of_decoded: list[Any] = []

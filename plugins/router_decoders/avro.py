@@ -39,18 +39,18 @@ if TYPE_CHECKING:
     from router_schemas.registry_client import OfflineRegistry
     from router_schemas.wire_format import FramedRows
 
-READ = "_avro"
+AVRO_COLUMN = "_avro"
 """The column with a row's `event`, or the `reason` why its value could not be read; null if nothing reads it."""
-OBJECT_KEY = 10
+OBJECT_KEY_BYTES = 10
 """Bytes before the value of a single object: C3 01 and the fingerprint."""
-NO_OBJECT = "wire format: the value does not start with C3 01 and the 8 bytes of a fingerprint"
-BROKEN = "avro: the value is broken or cut off"
+NO_OBJECT_REASON = "wire format: the value does not start with C3 01 and the 8 bytes of a fingerprint"
+BROKEN_REASON = "avro: the value is broken or cut off"
 """The reason of a value that from_avro gives nothing for; a decimal with too many digits is one: `_name_decimals`."""
-TEMPORARY = ("_header", "_key", "_body", "_writer")
+TEMPORARY_COLUMNS = ("_header", "_key", "_body", "_writer")
 TO_THE_END = 2**31 - 1
-ID_KEY = 5
+ID_KEY_BYTES = 5
 """Bytes of a key with an id: a zero and the id."""
-GUID_KEY = 17
+GUID_KEY_BYTES = 17
 """Bytes of a key with a GUID: a one and the GUID."""
 
 
@@ -98,13 +98,13 @@ class Avro(RegistryDecoder):
             raise ValueError("a registry cannot be asked for a fingerprint; name the subjects to look among")
         return self
 
-    def library(self, preparation: Preparation) -> Library[Records]:
+    def open_library(self, preparation: Preparation) -> Library[Records]:
         """Return where Avro schemas come from."""
         from router_schemas.avro.library import OneSchema, SingleObjects, Writers
 
         if self.registry is None:
             return OneSchema(preparation.folder / str(self.schema_file), self.wire_format, self.header)
-        schemas = self.schemas(preparation)
+        schemas = self.open_resolver(preparation)
         counted = self.counted_subjects(preparation)
         library_class = Writers
         if self.wire_format == "single_object":
@@ -137,7 +137,7 @@ class Avro(RegistryDecoder):
         """Return how tasks decode: from_avro before them, and the rest in them."""
         from router_schemas.wire_format import ADDED_FIELDS
 
-        known: Records = self.known
+        known: Records = self.known_schemas
         added = list(ADDED_FIELDS)
         if known.only:  # one file reads everything: there is no schema to want
             added = [field for field in added if field.name != "_wanted"]
@@ -157,7 +157,7 @@ class Avro(RegistryDecoder):
 
 
 def with_records(raw: DataFrame, known: Records) -> DataFrame:
-    """Return raw records with the column READ."""
+    """Return raw records with the column AVRO_COLUMN."""
     numbers = {key: number for number, key in enumerate(known.written)}
     columns = {}
     parts = []
@@ -165,10 +165,10 @@ def with_records(raw: DataFrame, known: Records) -> DataFrame:
         column = f"_r{place}"
         columns[column] = _read_record(record, numbers)
         parts.append(_Part(column, record))
-    frame = framed(raw, known).withColumns({"_writer": _writer_number(numbers)})
+    frame = with_frame_columns(raw, known).withColumns({"_writer": _writer_number(numbers)})
     frame = frame.withColumns(columns)
-    result = F.struct(_event(known, parts).alias("event"), _reason(parts).alias("reason"))
-    return frame.withColumn(READ, result).drop(*TEMPORARY, *columns)
+    result = F.struct(_event_column(known, parts).alias("event"), _reason_column(parts).alias("reason"))
+    return frame.withColumn(AVRO_COLUMN, result).drop(*TEMPORARY_COLUMNS, *columns)
 
 
 class _Part:
@@ -177,7 +177,7 @@ class _Part:
     def __init__(self, column: str, record: RecordReader) -> None:
         self.is_read = F.col(column).isNotNull()
         self.end = F.col(f"{column}.end")
-        self.whole = F.coalesce(self.end == _binary(VALUE_END_BYTES), F.lit(False))
+        self.whole = F.coalesce(self.end == _binary_literal(VALUE_END_BYTES), F.lit(False))
         self.value = F.col(f"{column}.value")
         self.good = self.whole & are_utf8(self.value, record.struct)
         self.names = set(record.struct.fieldNames())
@@ -187,7 +187,7 @@ def _read_record(record: RecordReader, numbers: dict[bytes, int]) -> Column:
     """Return the envelope of one record's values, null on other rows: a CASE, so that each row is decoded once."""
     options = {"avroSchema": record.reader, "mode": "PERMISSIVE"}
     # END stands behind every value: it is what is left if the value ends where it should.
-    body = F.concat("_body", _binary(VALUE_END_BYTES))
+    body = F.concat("_body", _binary_literal(VALUE_END_BYTES))
     cases = []
     for key, schema_text in record.writers.items():
         is_of_writer = F.col("_writer") == numbers[key]
@@ -204,20 +204,20 @@ def _first_case(cases: list[tuple[Column, Column]]) -> Column:
     return case
 
 
-def _reason(parts: list[_Part]) -> Column:
+def _reason_column(parts: list[_Part]) -> Column:
     """Return why a value could not be read; null if it could, and if nothing reads it."""
     no_reason = F.lit(None).cast("string")
     case = F.when(F.lit(False), no_reason)
     for part in parts:
         # The order matters, for the first true case counts: `is_read` is true of all rows of this part.
         case = case.when(part.good, no_reason)
-        case = case.when(part.is_read & part.end.isNull(), BROKEN)
+        case = case.when(part.is_read & part.end.isNull(), BROKEN_REASON)
         case = case.when(part.whole, "avro: a string is not UTF-8")
         case = case.when(part.is_read, "avro: there are more bytes behind the value")
     return case
 
 
-def _event(known: Records, parts: list[_Part]) -> Column:
+def _event_column(known: Records, parts: list[_Part]) -> Column:
     """Return the event: the fields of the row's record, the others null."""
     if not parts:
         return F.lit(None).cast(known.event)
@@ -237,7 +237,7 @@ def _event_fields(known: Records, part: _Part) -> list[Column]:
 # Keys: the bytes of a row's prefix, which name its schema
 
 
-def framed(raw: DataFrame, known: Records) -> DataFrame:
+def with_frame_columns(raw: DataFrame, known: Records) -> DataFrame:
     """Return raw records with `_header` (that may hold a GUID), `_key` and `_body`, null if there is none."""
     header = F.lit(None).cast("binary")
     if known.wire_format == "confluent":
@@ -250,7 +250,7 @@ def _last_header(known: Records) -> Column:
     """Return the last header of that name, no bytes if it has no value; null if there is none."""
     place = F.array_position(F.reverse("headers.key"), known.header).cast("int")
     value = F.get(F.reverse("headers.value"), place - 1)
-    return F.when(place > 0, F.coalesce(value, _binary(b"")))
+    return F.when(place > 0, F.coalesce(value, _binary_literal(b"")))
 
 
 def _key_and_body(known: Records) -> tuple[Column, Column]:
@@ -258,21 +258,21 @@ def _key_and_body(known: Records) -> tuple[Column, Column]:
     value = F.col("value")
     header = F.col("_header")
     if known.wire_format == "none":
-        key = F.when(value.isNotNull(), _binary(b""))
+        key = F.when(value.isNotNull(), _binary_literal(b""))
         return key, value
     if known.wire_format == "single_object":
-        has_key = _begins_with(value, SINGLE_OBJECT_MARKER) & (F.length(value) >= OBJECT_KEY)
-        key = F.when(has_key, F.substring(value, 1, OBJECT_KEY))
-        return key, F.substring(value, OBJECT_KEY + 1, TO_THE_END)
+        has_key = _begins_with(value, SINGLE_OBJECT_MARKER) & (F.length(value) >= OBJECT_KEY_BYTES)
+        key = F.when(has_key, F.substring(value, 1, OBJECT_KEY_BYTES))
+        return key, F.substring(value, OBJECT_KEY_BYTES + 1, TO_THE_END)
     # If there is a header, it alone counts: a wrong one is not made good by a prefix of the value.
-    has_guid = _begins_with(header, b"\1") & (F.length(header) >= GUID_KEY)
-    guid = F.when(has_guid & value.isNotNull(), F.substring(header, 1, GUID_KEY))
+    has_guid = _begins_with(header, b"\1") & (F.length(header) >= GUID_KEY_BYTES)
+    guid = F.when(has_guid & value.isNotNull(), F.substring(header, 1, GUID_KEY_BYTES))
     key = F.when(header.isNotNull(), guid)
-    key = key.when(_has_id(value), F.substring(value, 1, ID_KEY))
-    body = F.when(header.isNotNull(), value).otherwise(F.substring(value, ID_KEY + 1, TO_THE_END))
+    key = key.when(_has_id(value), F.substring(value, 1, ID_KEY_BYTES))
+    body = F.when(header.isNotNull(), value).otherwise(F.substring(value, ID_KEY_BYTES + 1, TO_THE_END))
     if known.only:
         # One schema reads all values, whatever their id or GUID: its key has no bytes.
-        key = F.when(key.isNotNull(), _binary(b""))
+        key = F.when(key.isNotNull(), _binary_literal(b""))
     return key, body
 
 
@@ -282,21 +282,21 @@ def _writer_number(numbers: dict[bytes, int]) -> Column:
         return F.lit(None).cast("int")
     keys_and_numbers = []
     for key, number in numbers.items():
-        keys_and_numbers += [_binary(key), F.lit(number)]
+        keys_and_numbers += [_binary_literal(key), F.lit(number)]
     return F.try_element_at(F.create_map(*keys_and_numbers), F.col("_key"))
 
 
 def _has_id(value: Column) -> Column:
-    has_prefix = _begins_with(value, b"\0") & (F.length(value) >= ID_KEY)
+    has_prefix = _begins_with(value, b"\0") & (F.length(value) >= ID_KEY_BYTES)
     # Ids are not negative: the first bit of their four bytes is zero.
-    return has_prefix & (F.substring(value, 2, 1) < _binary(b"\x80"))
+    return has_prefix & (F.substring(value, 2, 1) < _binary_literal(b"\x80"))
 
 
 def _begins_with(value: Column, beginning: bytes) -> Column:
-    return F.substring(value, 1, len(beginning)) == _binary(beginning)
+    return F.substring(value, 1, len(beginning)) == _binary_literal(beginning)
 
 
-def _binary(value: bytes) -> Column:
+def _binary_literal(value: bytes) -> Column:
     """Return bytes as a literal."""
     return F.lit(bytearray(value))
 
@@ -310,38 +310,38 @@ def are_utf8(value: Column, kind: T.StructType) -> Column:
     They are joined, with blanks between them, and checked at once: a lambda for arrays and maps would take the
     projection out of whole-stage code generation.
     """
-    texts = list(_texts(value, kind))
+    texts = list(_text_columns(value, kind))
     if not texts:
         return F.lit(True)
     return F.coalesce(F.is_valid_utf8(F.concat_ws(" ", *texts)), F.lit(True))
 
 
-def _texts(value: Column, kind: T.DataType) -> Iterator[Column]:
+def _text_columns(value: Column, kind: T.DataType) -> Iterator[Column]:
     """Yield columns of string or array<string>."""
     if isinstance(kind, T.StringType):
         yield value
     elif isinstance(kind, T.StructType):
         for field in kind:
-            yield from _texts(value.getField(field.name), field.dataType)
+            yield from _text_columns(value.getField(field.name), field.dataType)
     elif isinstance(kind, T.MapType):
         yield F.map_keys(value)
-        yield from _elements(F.map_values(value), kind.valueType)
+        yield from _element_texts(F.map_values(value), kind.valueType)
     elif isinstance(kind, T.ArrayType):
-        yield from _elements(value, kind.elementType)
+        yield from _element_texts(value, kind.elementType)
 
 
-def _elements(values: Column, kind: T.DataType) -> Iterator[Column]:
+def _element_texts(values: Column, kind: T.DataType) -> Iterator[Column]:
     """Yield the strings in the elements of an array."""
     if isinstance(kind, T.StringType):
         yield values
     elif isinstance(kind, T.StructType):
         for field in kind:
-            yield from _elements(values.getField(field.name), field.dataType)
+            yield from _element_texts(values.getField(field.name), field.dataType)
     elif isinstance(kind, T.ArrayType):  # flatten is null if one of the arrays is
-        yield from _elements(F.flatten(F.array_compact(values)), kind.elementType)
+        yield from _element_texts(F.flatten(F.array_compact(values)), kind.elementType)
     elif isinstance(kind, T.MapType):
         yield F.flatten(F.transform(F.array_compact(values), F.map_keys))
-        yield from _elements(F.flatten(F.transform(F.array_compact(values), F.map_values)), kind.valueType)
+        yield from _element_texts(F.flatten(F.transform(F.array_compact(values), F.map_values)), kind.valueType)
 
 
 # In the tasks: what each value is
@@ -377,7 +377,7 @@ def _schemas_with_decimals(known: Records) -> dict[bytes, tuple[str, str]]:
 def avro_events(records: pa.RecordBatch, known: AvroRows) -> pa.RecordBatch:
     """Return `event` and ADDED_COLUMNS, of which `_wanted` is left out if one file reads everything.
 
-    Needs the columns `value`, `headers` and READ. Runs on executors; never raises on any row.
+    Needs the columns `value`, `headers` and AVRO_COLUMN. Runs on executors; never raises on any row.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -386,7 +386,7 @@ def avro_events(records: pa.RecordBatch, known: AvroRows) -> pa.RecordBatch:
 
     rows = _frame_rows(records, known)
     written = [_writer_schema(writer, known) for writer in rows.writers]
-    from_avro_results = records.column(READ)
+    from_avro_results = records.column(AVRO_COLUMN)
     # What the prefix and the schema tell comes before what from_avro could not read.
     unread = _name_decimals(pc.struct_field(from_avro_results, "reason"), rows, known)
     reasons = pc.coalesce(event_reasons(rows, written, absence=known.absence), unread)
@@ -406,18 +406,18 @@ def _name_decimals(reasons: pa.Array, rows: FramedRows, known: AvroRows) -> pa.A
 
     from router_schemas.avro.decimals import too_many_digits
 
-    is_broken = pc.equal(reasons, BROKEN).fill_null(False)
+    is_broken = pc.equal(reasons, BROKEN_REASON).fill_null(False)
     if not known.decimals or not is_broken.true_count:
         return reasons
     texts = reasons.to_pylist()
     for row in np.flatnonzero(is_broken.to_numpy(zero_copy_only=False)).tolist():
-        prefix = _prefix(rows.writers[rows.groups[row]], known)
+        prefix = _schema_prefix(rows.writers[rows.groups[row]], known)
         schemas = known.decimals.get(prefix)
         if schemas is None:
             continue
         value = rows.payloads[row].as_py()
         if known.wire_format == "single_object":
-            value = value[OBJECT_KEY:]
+            value = value[OBJECT_KEY_BYTES:]
         fault = too_many_digits(value, *schemas)
         if fault:
             texts[row] = f"avro: {fault}"
@@ -435,8 +435,8 @@ def _frame_rows(records: pa.RecordBatch, known: AvroRows) -> FramedRows:
     if known.wire_format != "single_object":
         return framed_rows(records, known.wire_format, known.header, indexed=False)
     values = records.column("value")
-    heads = pc.binary_slice(values, 0, OBJECT_KEY)
-    has_length = pc.equal(pc.binary_length(heads), OBJECT_KEY)
+    heads = pc.binary_slice(values, 0, OBJECT_KEY_BYTES)
+    has_length = pc.equal(pc.binary_length(heads), OBJECT_KEY_BYTES)
     is_head = pc.and_(pc.starts_with(heads, SINGLE_OBJECT_MARKER), has_length).fill_null(False)
 
     # A batch has few different fingerprints: number them, and make a name of each one once.
@@ -447,13 +447,13 @@ def _frame_rows(records: pa.RecordBatch, known: AvroRows) -> FramedRows:
         fingerprint = head[len(SINGLE_OBJECT_MARKER) :]
         writers.append(f"{FINGERPRINT_PREFIX}{fingerprint.hex()}")
 
-    unread = pc.if_else(values.is_null(), "value is null", NO_OBJECT)
+    unread = pc.if_else(values.is_null(), "value is null", NO_OBJECT_REASON)
     reasons = pc.if_else(is_head, pa.scalar(None, pa.string()), unread)
     no_ids = pa.nulls(len(values), pa.int32())
     return FramedRows(payloads=values, groups=groups, writers=tuple(writers), reasons=reasons, ids=no_ids)
 
 
-def _prefix(writer: str, known: AvroRows) -> bytes:
+def _schema_prefix(writer: str, known: AvroRows) -> bytes:
     """Return the bytes that the schema of a writer is known by."""
     from router_schemas.wire_format import schema_bytes
 
@@ -466,7 +466,7 @@ def _prefix(writer: str, known: AvroRows) -> bytes:
 
 def _writer_schema(writer: str, known: AvroRows) -> SchemaInfo | None:
     """Return the known schema of a writer; None if it is to be fetched."""
-    info = known.written.get(_prefix(writer, known))
+    info = known.written.get(_schema_prefix(writer, known))
     if info is None and known.only:
         return SchemaInfo(reason=f"{writer} is not that of {known.only}")
     return info

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 logger = logging.getLogger("router")
-SEPARATOR = " of topic "
+TOPIC_SEPARATOR = " of topic "
 """The text between the want of a topic's decoder and the topic, in `_wanted`."""
-OWN = "_of_{}_"
+TOPIC_COLUMN_PREFIX = "_of_{}_"
 """The beginning of the names of native columns that the decoder of a topic reads, with the topic's number."""
 
 
@@ -75,25 +75,25 @@ class ByTopic(ArrowDecoder):
         """Return this decoder with all of its decoders prepared, each with a sample and a memory of its own."""
         prepared = {}
         for topic, decoder in self.topics.items():
-            with _naming(topic):
+            with _name_topic(topic):
                 prepared[topic] = decoder.prepare(_preparation_of_topic(preparation, topic))
-        return self._with(prepared)
+        return self._with_decoders(prepared)
 
     def tested(self, schemas: Mapping[str, Sequence[Path]]) -> Self:
         """Return this decoder with files in place of the registries of all."""
-        return self._with({topic: decoder.tested(schemas) for topic, decoder in self.topics.items()})
+        return self._with_decoders({topic: decoder.tested(schemas) for topic, decoder in self.topics.items()})
 
     def refresh(self, wanted: frozenset[str]) -> Self:
         """Return this decoder with the schemas that records of each topic want."""
         refreshed = {}
         for topic, decoder in self.topics.items():
-            end = f"{SEPARATOR}{topic}"
+            end = f"{TOPIC_SEPARATOR}{topic}"
             wanted_of_topic = frozenset(want.removesuffix(end) for want in wanted if want.endswith(end))
-            with _naming(topic):
+            with _name_topic(topic):
                 refreshed[topic] = decoder.refresh(wanted_of_topic)
-        return self._with(refreshed)
+        return self._with_decoders(refreshed)
 
-    def _with(self, topics: dict[str, Decoder]) -> Self:
+    def _with_decoders(self, topics: dict[str, Decoder]) -> Self:
         if all(decoder is self.topics[topic] for topic, decoder in topics.items()):
             return self
         return self.model_copy(update={"topics": topics})
@@ -106,7 +106,7 @@ class ByTopic(ArrowDecoder):
             if decoding is None:
                 raise StartError(f"topic {topic}: the decoder {decoder.part_name} cannot decode one topic of several")
             decodings[topic] = decoding
-        adds, refused = unite(decodings)
+        adds, refused = unite_decodings(decodings)
         for topic, reason in refused.items():
             logger.warning("topic %s: its records are dead letters: %s", topic, reason)
 
@@ -122,7 +122,7 @@ class ByTopic(ArrowDecoder):
 
 
 @contextmanager
-def _naming(topic: str) -> Iterator[None]:
+def _name_topic(topic: str) -> Iterator[None]:
     """Name the topic in an error."""
     try:
         yield
@@ -146,14 +146,14 @@ def _rename_added_columns(number: int, before: Callable[[DataFrame], DataFrame])
 
     def add_renamed(raw: DataFrame) -> DataFrame:
         frame = before(raw)
-        prefix = OWN.format(number)
+        prefix = TOPIC_COLUMN_PREFIX.format(number)
         added = [name for name in frame.columns if name not in raw.columns]
         return frame.withColumnsRenamed({name: f"{prefix}{name}" for name in added})
 
     return add_renamed
 
 
-def unite(decodings: Mapping[str, ArrowDecoding]) -> tuple[T.StructType, dict[str, str]]:
+def unite_decodings(decodings: Mapping[str, ArrowDecoding]) -> tuple[T.StructType, dict[str, str]]:
     """Return the columns that all decodings add, with one event, and why a topic's event cannot be part of it."""
     accepted: list[str] = []
     refused: dict[str, str] = {}
@@ -161,7 +161,7 @@ def unite(decodings: Mapping[str, ArrowDecoding]) -> tuple[T.StructType, dict[st
     others: dict[str, T.StructField] = {}
     for topic, decoding in decodings.items():
         try:
-            event = _merge(event, decoding.adds["event"].dataType, "event")
+            event = _merge_types(event, decoding.adds["event"].dataType, "event")
             accepted.append(topic)
         except _UnlikeError as error:
             refused[topic] = f"{error}; {', '.join(accepted)} came first"
@@ -175,17 +175,17 @@ class _UnlikeError(TypeError):
     """Two types that no field can have at once."""
 
 
-WIDER = ((T.ByteType, T.ShortType, T.IntegerType, T.LongType), (T.FloatType, T.DoubleType))
+WIDER_NUMBERS = ((T.ByteType, T.ShortType, T.IntegerType, T.LongType), (T.FloatType, T.DoubleType))
 """Types of which each takes all values of those before it."""
 
 
-def _merge(first: Any, second: Any, path: str) -> Any:
+def _merge_types(first: Any, second: Any, path: str) -> Any:
     """Return the type of a field that two topics have. Raises _UnlikeError."""
     if isinstance(first, T.StructType) and isinstance(second, T.StructType):
         return _merge_structs(first, second, path)
     if isinstance(first, T.ArrayType) and isinstance(second, T.ArrayType):
-        return T.ArrayType(_merge(first.elementType, second.elementType, f"{path}[]"))
-    for kinds in WIDER:
+        return T.ArrayType(_merge_types(first.elementType, second.elementType, f"{path}[]"))
+    for kinds in WIDER_NUMBERS:
         if isinstance(first, kinds) and isinstance(second, kinds):
             return max(first, second, key=lambda kind: kinds.index(type(kind)))
     if first != second:
@@ -203,7 +203,7 @@ def _merge_structs(first: T.StructType, second: T.StructType, path: str) -> T.St
         elif name != field.name:
             raise _UnlikeError(f"{path}.{field.name} is {path}.{name} there")
         else:
-            kind = _merge(fields[name].dataType, field.dataType, f"{path}.{name}")
+            kind = _merge_types(fields[name].dataType, field.dataType, f"{path}.{name}")
             fields[name] = T.StructField(name, kind)
     return T.StructType(list(fields.values()))
 
@@ -270,7 +270,7 @@ def _records_of_topic(records: pa.RecordBatch, rows: Any, number: int) -> pa.Rec
     """Return records of one topic, with the native columns of its decoder under the names that they had."""
     import pyarrow as pa
 
-    prefix = OWN.format(number)
+    prefix = TOPIC_COLUMN_PREFIX.format(number)
     if len(rows) < records.num_rows:
         records = records.take(pa.array(rows))
     names = []
@@ -290,5 +290,5 @@ def _name_topic_in_wanted(added: pa.RecordBatch, topic: str) -> pa.RecordBatch:
         return added
     place = added.schema.get_field_index("_wanted")
     wanted = added.column(place).cast(pa.string())
-    wanted = pc.binary_join_element_wise(wanted, f"{SEPARATOR}{topic}", "")
+    wanted = pc.binary_join_element_wise(wanted, f"{TOPIC_SEPARATOR}{topic}", "")
     return added.set_column(place, "_wanted", wanted)

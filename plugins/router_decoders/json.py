@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("router")
 
-INFERENCE = {
+INFERENCE_OPTIONS = {
     "mode": "DROPMALFORMED",
     "allowSingleQuotes": "false",
     "allowNonNumericNumbers": "false",
@@ -49,7 +49,7 @@ INFERENCE = {
 
 FILE_ENDING = r"\.(schema\.json|ddl)$"
 """The end of the name of a schema's file."""
-UNKNOWN = T.StructField("_unknown", T.ArrayType(T.StringType()))
+UNKNOWN_COLUMN = T.StructField("_unknown", T.ArrayType(T.StringType()))
 """The column with the names of the fields that the schema lacks."""
 
 
@@ -168,33 +168,33 @@ class Json(ArrowDecoder):
         """Return how tasks decode; raise ValueError for a schema that JSON cannot be decoded to."""
         if self.ddl is None:
             raise StartError("the schema is in a file: call prepare() before decode()")
-        return _decoding(self.ddl, session_zone(), self.rescue, self._renames)
+        return _make_decoding(self.ddl, session_zone(), self.rescue, self._renames)
 
 
 def json_decoding(ddl: str) -> ArrowDecoding:
     """Return how tasks decode objects to a schema. Needs a Spark session."""
-    return _decoding(ddl, session_zone(), False)
+    return _make_decoding(ddl, session_zone(), False)
 
 
 @lru_cache(maxsize=16)
-def _decoding(ddl: str, zone: str, rescue: bool, renames: bool = False) -> ArrowDecoding:
+def _make_decoding(ddl: str, zone: str, rescue: bool, renames: bool = False) -> ArrowDecoding:
     """Return how tasks decode to a schema; made once, because Spark parses the DDL.
 
     With `renames` fields may have any names, and columns get names that tables can have.
     """
-    from router_decoders.json_arrow import RESCUED, JsonEvents, events
-    from router_decoders.json_types import nullable, shape
+    from router_decoders.json_arrow import RESCUED_FIELD, JsonEvents, json_events
+    from router_decoders.json_types import nullable_type, shape_of
 
     schema = struct_of_ddl(ddl)
     named = table_type(schema) if renames else schema
     check_types(named)
-    event = nullable(named)
+    event = nullable_type(named)
     if rescue:
-        if RESCUED in (name.lower() for name in event.fieldNames()):
-            raise ValueError(f"the schema has a field {RESCUED} already; remove it or switch `rescue` off")
-        event = event.add(RESCUED, T.MapType(T.StringType(), T.StringType()))
-    adds = T.StructType([T.StructField("event", event), T.StructField("_error", T.StringType()), UNKNOWN])
-    return ArrowDecoding(events, JsonEvents(shape(schema, named), zone, rescue), adds)
+        if RESCUED_FIELD in (name.lower() for name in event.fieldNames()):
+            raise ValueError(f"the schema has a field {RESCUED_FIELD} already; remove it or switch `rescue` off")
+        event = event.add(RESCUED_FIELD, T.MapType(T.StringType(), T.StringType()))
+    adds = T.StructType([T.StructField("event", event), T.StructField("_error", T.StringType()), UNKNOWN_COLUMN])
+    return ArrowDecoding(json_events, JsonEvents(shape_of(schema, named), zone, rescue), adds)
 
 
 def session_zone() -> str:
@@ -222,10 +222,10 @@ def struct_of_ddl(ddl: str) -> T.StructType:
 def read_schema(file: Path) -> T.StructType:
     """Return the struct that a file describes: Spark DDL in a `.ddl`, else JSON Schema; raise StartError."""
     with schema_file(file):
-        return _parsed(file, file.read_text(encoding="utf-8"))
+        return _parse_schema(file, file.read_text(encoding="utf-8"))
 
 
-def _parsed(file: Path, text: str) -> T.StructType:
+def _parse_schema(file: Path, text: str) -> T.StructType:
     """Return the schema in the text of a file."""
     return struct_of_ddl(text) if file.suffix == ".ddl" else struct_of(json.loads(text))
 
@@ -248,16 +248,16 @@ def read_or_infer(options: Infer, preparation: Preparation) -> T.StructType:
         former = read_schema(real_file)
     if former and not preparation.refresh:
         return former
-    struct = infer(preparation.sample(options.rows))
+    struct = infer_schema(preparation.sample(options.rows))
     if former:
-        struct = merge(former, struct)
+        struct = merge_schemas(former, struct)
     if file.suffix == ".ddl":
         text = struct.toDDL()
     else:
         schema = json_schema_of(struct)
         text = json.dumps(schema, indent=2)
     if preparation.trial:
-        return _parsed(file, text)
+        return _parse_schema(file, text)
     _replace_file(file, f"{text}\n")
     struct = read_schema(file)
     _log_changes(file, former, struct)
@@ -266,7 +266,7 @@ def read_or_infer(options: Infer, preparation: Preparation) -> T.StructType:
 
 def _warn_of_renamed(file: Path, struct: T.StructType) -> None:
     """Log the fields whose columns have other names: no table takes their signs, or two names differ by case only."""
-    for (path, _), (column, _) in zip(leaves(struct), leaves(table_type(struct)), strict=True):
+    for (path, _), (column, _) in zip(leaf_types(struct), leaf_types(table_type(struct)), strict=True):
         if path != column:
             logger.warning(
                 "schema %s: %s becomes the column %s, since no table can have both names, or its signs",
@@ -276,7 +276,7 @@ def _warn_of_renamed(file: Path, struct: T.StructType) -> None:
             )
 
 
-def infer(sample: DataFrame) -> T.StructType:
+def infer_schema(sample: DataFrame) -> T.StructType:
     """Return the schema of the JSON objects in a sample of raw records; raise StartError when it has none.
 
     Runs one Spark job over the sample; other records are passed over.
@@ -285,7 +285,7 @@ def infer(sample: DataFrame) -> T.StructType:
     text = F.ltrim(F.col("value").cast("string"), F.lit("\ufeff"))
     objects = sample.select(text).where(F.is_valid_utf8(text) & F.ltrim(text).startswith("{"))
     # itemgetter, because executors have it without this plugin
-    struct = sample.sparkSession.read.options(**INFERENCE).json(objects.rdd.map(itemgetter(0))).schema
+    struct = sample.sparkSession.read.options(**INFERENCE_OPTIONS).json(objects.rdd.map(itemgetter(0))).schema
     if not struct.fields:
         raise StartError(
             "no schema can be inferred: the source has no JSON object yet; write some, or write the schema yourself"
@@ -293,7 +293,7 @@ def infer(sample: DataFrame) -> T.StructType:
     return struct
 
 
-def merge(former: T.StructType, sampled: T.StructType) -> T.StructType:
+def merge_schemas(former: T.StructType, sampled: T.StructType) -> T.StructType:
     """Return the schema of a sample with the former one: a sample lacks the fields of records that are not in it.
 
     A field has its type in the sample, but a number does not become narrower.
@@ -309,7 +309,7 @@ def merge(former: T.StructType, sampled: T.StructType) -> T.StructType:
 
 def _merge_types(former: T.DataType, sampled: T.DataType) -> T.DataType:
     if isinstance(former, T.StructType) and isinstance(sampled, T.StructType):
-        return merge(former, sampled)
+        return merge_schemas(former, sampled)
     if isinstance(former, T.ArrayType) and isinstance(sampled, T.ArrayType):
         return T.ArrayType(_merge_types(former.elementType, sampled.elementType))
     if isinstance(former, (T.DoubleType, T.DecimalType)) and isinstance(sampled, T.IntegralType):
@@ -317,10 +317,10 @@ def _merge_types(former: T.DataType, sampled: T.DataType) -> T.DataType:
     return sampled
 
 
-def differences(former: T.StructType, struct: T.StructType) -> list[str]:
+def schema_differences(former: T.StructType, struct: T.StructType) -> list[str]:
     """Return the differences of two schemas, a line for each field that was added, removed or changed."""
-    before = dict(leaves(former))
-    after = dict(leaves(struct))
+    before = dict(leaf_types(former))
+    after = dict(leaf_types(struct))
     lines = [f"added {path}: {kind}" for path, kind in after.items() if path not in before]
     lines += [f"removed {path}: {kind}" for path, kind in before.items() if path not in after]
     for path, kind in before.items():
@@ -329,15 +329,15 @@ def differences(former: T.StructType, struct: T.StructType) -> list[str]:
     return lines
 
 
-def leaves(kind: T.DataType, path: str = "") -> Iterator[tuple[str, str]]:
+def leaf_types(kind: T.DataType, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield the path and type of every field: `player.level`, `tags[]` for elements, `scores{}` for map values."""
     if isinstance(kind, T.StructType):
         for field in kind:
-            yield from leaves(field.dataType, f"{path}.{field.name}" if path else field.name)
+            yield from leaf_types(field.dataType, f"{path}.{field.name}" if path else field.name)
     elif isinstance(kind, T.ArrayType):
-        yield from leaves(kind.elementType, f"{path}[]")
+        yield from leaf_types(kind.elementType, f"{path}[]")
     elif isinstance(kind, T.MapType):
-        yield from leaves(kind.valueType, f"{path}{{}}")
+        yield from leaf_types(kind.valueType, f"{path}{{}}")
     else:
         yield path, kind.simpleString()
 
@@ -346,7 +346,7 @@ def _log_changes(file: Path, former: T.StructType | None, struct: T.StructType) 
     if former is None:
         logger.info("schema inferred into %s: %s", file, struct.simpleString())
         return
-    changes = differences(former, struct)
+    changes = schema_differences(former, struct)
     for change in changes:
         logger.info("schema %s: %s", file, change)
     if not changes:
@@ -384,11 +384,11 @@ class JsonSchema(RegistryDecoder):
 
     needs: ClassVar[tuple[str, ...]] = ("router_decoders.json_arrow",)
 
-    def library(self, preparation: Preparation) -> Library[Objects]:
+    def open_library(self, preparation: Preparation) -> Library[Objects]:
         """Return where JSON Schemas come from."""
         from router_schemas.json_schema.library import Documents
 
-        schemas = self.schemas(preparation)
+        schemas = self.open_resolver(preparation)
         counted = self.counted_subjects(preparation)
         return Documents(schemas, preparation.memory, subjects=self.subjects, counted=counted, header=self.header)
 
@@ -409,12 +409,12 @@ class JsonSchema(RegistryDecoder):
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode."""
         from router_decoders.json_arrow import FramedObjects, JsonEvents, framed_events
-        from router_decoders.json_types import nullable, shape
+        from router_decoders.json_types import nullable_type, shape_of
         from router_schemas.wire_format import ADDED_FIELDS
 
-        known: Objects = self.known
+        known: Objects = self.known_schemas
         check_types(known.struct)
         named = table_type(known.struct)
-        adds = T.StructType([T.StructField("event", nullable(named)), *ADDED_FIELDS, UNKNOWN])
-        options = JsonEvents(shape(known.struct, named), session_zone())
+        adds = T.StructType([T.StructField("event", nullable_type(named)), *ADDED_FIELDS, UNKNOWN_COLUMN])
+        options = JsonEvents(shape_of(known.struct, named), session_zone())
         return ArrowDecoding(framed_events, FramedObjects(options, known.written, known.header, known.absence), adds)

@@ -29,11 +29,11 @@ from pyspark.sql.types import VariantVal
 
 from router_decoders.json_rows import DecodedRow, RowDecoder, json_text_of
 from router_decoders.json_types import (
-    TIMES,
+    TIME_KINDS,
     Shape,
     arrow_type,
+    make_parsers,
     map_parser,
-    parsers,
     read_decimal,
     read_time,
     struct_class,
@@ -59,33 +59,33 @@ if TYPE_CHECKING:
 
     Places = NDArray[np.intp]
 
-ROWS = 4096
+BLOCK_ROWS = 4096
 """Rows that are decoded together, so that their objects stay in the processor's cache."""
 
-SHORT = 1000
+HARMLESS_BYTES = 1000
 """Bytes that cannot exceed a limit of the native parser: 1000 digits of a number, 1000 levels."""
-LONG = 50_000
+LONG_TEXT_BYTES = 50_000
 """Bytes that hold no key beyond its limit of 50,000 characters."""
-DEEP = 900
+MAX_BRACKETS = 900
 """Brackets of a longer text, at most."""
-DIGITS = 900
+MAX_NUMBER_BYTES = 900
 """Characters of a number in a longer text, less than that."""
-STRIDE = 17
+DIGIT_STRIDE = 17
 """Only every so many bytes are looked at; a prime, so that the commas between numbers are met soon."""
-SEEN_OF_DIGITS = re.compile(rb"[-+.0-9eE]{%d}" % (DIGITS // STRIDE))
+SEEN_OF_DIGITS = re.compile(rb"[-+.0-9eE]{%d}" % (MAX_NUMBER_BYTES // DIGIT_STRIDE))
 NO_DIGITS_TO_BLANKS = bytes(byte if byte in b"-+.0123456789eE" else 0x20 for byte in range(256))
 
 NOWHERE: Places = np.empty(0, np.intp)
-FEW = 64
+CUT_ROWS = 64
 """Texts that are converted one by one when one of them is no time."""
-FIRST = pa.scalar("0001-01-01T00:00:00Z").cast(pa.timestamp("us", "UTC"))
-LAST = pa.scalar("9999-12-31T23:59:59.999999Z").cast(pa.timestamp("us", "UTC"))
+FIRST_TIME = pa.scalar("0001-01-01T00:00:00Z").cast(pa.timestamp("us", "UTC"))
+LAST_TIME = pa.scalar("9999-12-31T23:59:59.999999Z").cast(pa.timestamp("us", "UTC"))
 NO_TEXT = pa.scalar(None, pa.string())
-ZONELESS = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?$"
-WITH_OFFSET = ZONELESS.replace("$", "[-+](0[0-9]|1[0-7]):[0-5][0-9]$")
-RESCUED = "_rescued"
-UNKNOWN = msgspec.json.Decoder(dict[str, msgspec.Raw])
-TEXT = msgspec.json.Decoder(str)
+ZONELESS_TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?$"
+TIME_WITH_OFFSET = ZONELESS_TIME.replace("$", "[-+](0[0-9]|1[0-7]):[0-5][0-9]$")
+RESCUED_FIELD = "_rescued"
+RAW_OBJECT_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
+TEXT_DECODER = msgspec.json.Decoder(str)
 
 
 @dataclass(frozen=True)
@@ -97,20 +97,20 @@ class JsonEvents:
     rescue: bool = False
 
 
-def events(records: pa.RecordBatch, options: JsonEvents) -> pa.RecordBatch:
+def json_events(records: pa.RecordBatch, options: JsonEvents) -> pa.RecordBatch:
     """Return the columns `event`, `_error` and `_unknown` for records with the columns of `RAW_SCHEMA`.
 
     Never raises on any bytes, and decides on a row without looking at its neighbours. Runs on executors.
     """
-    columns = decode(records.column("value"), options)
+    columns = decode_texts(records.column("value"), options)
     return pa.RecordBatch.from_arrays([*columns], names=["event", "_error", "_unknown"])
 
 
-def decode(values: pa.Array, options: JsonEvents) -> tuple[pa.StructArray, pa.StringArray, pa.ListArray]:
+def decode_texts(values: pa.Array, options: JsonEvents) -> tuple[pa.StructArray, pa.StringArray, pa.ListArray]:
     """Return the events of texts, why rows have none, and the names of the fields that the type lacks."""
     # Zero rows make one empty block, so that the columns have their types.
-    starts = range(0, max(len(values), 1), ROWS)
-    blocks = [_decode_block(values.slice(start, ROWS), options) for start in starts]
+    starts = range(0, max(len(values), 1), BLOCK_ROWS)
+    blocks = [_decode_block(values.slice(start, BLOCK_ROWS), options) for start in starts]
     events, reasons, unknown = zip(*blocks, strict=True)
     return pa.concat_arrays(events), pa.concat_arrays(reasons), pa.concat_arrays(unknown)
 
@@ -136,7 +136,7 @@ def _decode_block(values: pa.Array, options: JsonEvents) -> tuple[pa.StructArray
             else:
                 rescued[row] = _unknown_keys(texts[row], options)
         event = _with_rescued(event, rescued)
-    return event, _reasons(decided, len(texts)), unknown.column()
+    return event, _reason_array(decided, len(texts)), unknown.to_column()
 
 
 def _parse_by_msgspec(
@@ -149,7 +149,7 @@ def _parse_by_msgspec(
     # Nearly all rows are taken by a parser that refuses fields which the type lacks, and so finds them at no cost. The
     # rows with such fields remain for the same parsers without the refusal.
     for refusing in (True, False):
-        for shape, parser in parsers(options.shape, unknown.shape, refusing=refusing):
+        for shape, parser in make_parsers(options.shape, unknown.shape, refusing=refusing):
             if not remaining:
                 continue
             to_parse = plain_texts
@@ -187,7 +187,7 @@ def _place_objects(
     return structs, remaining
 
 
-def _reasons(decided: dict[int, DecodedRow], rows: int) -> pa.StringArray:
+def _reason_array(decided: dict[int, DecodedRow], rows: int) -> pa.StringArray:
     if not decided:
         return pa.nulls(rows, pa.string())
     reasons: list[str | None] = [None] * rows
@@ -201,7 +201,7 @@ def _unknown_keys(text: bytes | None, options: JsonEvents) -> dict[str, str | No
     if text is None:
         return None
     field_names = {name for name, _ in options.shape.fields}
-    values = UNKNOWN.decode(text)
+    values = RAW_OBJECT_DECODER.decode(text)
     unknown = {}
     for key in sorted(values):
         if key not in field_names:
@@ -212,7 +212,7 @@ def _unknown_keys(text: bytes | None, options: JsonEvents) -> dict[str, str | No
 def _with_rescued(event: pa.StructArray, rescued: list[dict[str, str | None] | None]) -> pa.StructArray:
     kind = pa.map_(pa.string(), pa.string())
     entries = pa.array([keys and [*keys.items()] for keys in rescued], kind)
-    fields = [*event.type, pa.field(RESCUED, kind)]
+    fields = [*event.type, pa.field(RESCUED_FIELD, kind)]
     return pa.StructArray.from_arrays([*event.flatten(), entries], fields=fields, mask=event.is_null())
 
 
@@ -223,7 +223,7 @@ def _plain_texts(texts: list[bytes | None], values: pa.Array) -> Sequence[bytes 
     """Return the texts, None in place of those that msgspec may take and must not."""
     # Nearly always one check of the whole column is enough.
     longest = pc.max(pc.binary_length(values)).as_py() or 0
-    if longest <= SHORT and _are_utf8(values):
+    if longest <= HARMLESS_BYTES and _are_utf8(values):
         return texts
     return [text if text is not None and _is_plain(text) else None for text in texts]
 
@@ -238,9 +238,9 @@ def _are_utf8(values: pa.Array) -> bool:
 
 def _is_plain(text: bytes) -> bool:
     """Return whether a text is UTF-8 and stays below the limits."""
-    if len(text) > LONG:
+    if len(text) > LONG_TEXT_BYTES:
         return False
-    if len(text) > SHORT and (_may_be_deep(text) or _has_long_number(text)):
+    if len(text) > HARMLESS_BYTES and (_may_be_deep(text) or _has_long_number(text)):
         return False
     return text.isascii() or _is_utf8(text)
 
@@ -254,15 +254,15 @@ def _is_utf8(text: bytes) -> bool:
 
 
 def _may_be_deep(text: bytes) -> bool:
-    return len(text) > 2 * DEEP and text.count(b"[") + text.count(b"{") > DEEP
+    return len(text) > 2 * MAX_BRACKETS and text.count(b"[") + text.count(b"{") > MAX_BRACKETS
 
 
 def _has_long_number(text: bytes) -> bool:
     """Return whether a text has too long a run of digits; for nearly all texts, some of the bytes are enough."""
-    if not SEEN_OF_DIGITS.search(text[::STRIDE]):
+    if not SEEN_OF_DIGITS.search(text[::DIGIT_STRIDE]):
         return False
     numbers = text.translate(NO_DIGITS_TO_BLANKS).split()
-    return max(map(len, numbers)) >= DIGITS
+    return max(map(len, numbers)) >= MAX_NUMBER_BYTES
 
 
 def _parse_texts(texts: Sequence[bytes | None], decode: Callable[[Any], Any]) -> list[Any]:
@@ -279,12 +279,12 @@ def _parse_texts(texts: Sequence[bytes | None], decode: Callable[[Any], Any]) ->
 # Columns: comprehensions and map walk the values, because a loop would take longer for each of them
 
 
-def _column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.Array, Places]:
+def _value_column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.Array, Places]:
     """Return the column of values, and the places of those that do not fit its type."""
-    if shape.kind in TIMES:
-        return _times(pa.array(values, pa.string()), shape, zone)
-    if shape.kind in COLUMNS:
-        return COLUMNS[shape.kind](values, shape, zone)
+    if shape.kind in TIME_KINDS:
+        return _time_column(pa.array(values, pa.string()), shape, zone)
+    if shape.kind in COLUMN_MAKERS:
+        return COLUMN_MAKERS[shape.kind](values, shape, zone)
     return pa.array(values, arrow_type(shape)), NOWHERE
 
 
@@ -298,7 +298,7 @@ def _struct_column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.Struc
     unfit = []
     for place, (_, child) in enumerate(shape.fields):
         field_values = [*map(attrgetter(f"f{place}"), values)]
-        column, unfit_of_column = _column(field_values, child, zone)
+        column, unfit_of_column = _value_column(field_values, child, zone)
         columns.append(column)
         unfit.append(unfit_of_column)
     mask = pa.array(absent, pa.bool_())
@@ -307,8 +307,8 @@ def _struct_column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.Struc
 
 def _list_column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.Array, Places]:
     all_elements = [*chain.from_iterable(value or () for value in values)]
-    elements, unfit = _column(all_elements, shape.inner, zone)
-    offsets, mask, rows = _nesting(values)
+    elements, unfit = _value_column(all_elements, shape.inner, zone)
+    offsets, mask, rows = _nested_rows(values)
     array = pa.ListArray.from_arrays(offsets, elements, type=arrow_type(shape), mask=mask)
     return array, rows[unfit]
 
@@ -318,8 +318,8 @@ def _map_column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.Array, P
     maps = [_parse_map(value, shape) if isinstance(value, msgspec.Raw) else value for value in values]
     keys = pa.array([*chain.from_iterable(value or () for value in maps)], pa.string())
     items = [*chain.from_iterable(value.values() for value in maps if value)]
-    column, unfit = _column(items, shape.inner, zone)
-    offsets, mask, rows = _nesting(maps)
+    column, unfit = _value_column(items, shape.inner, zone)
+    offsets, mask, rows = _nested_rows(maps)
     array = pa.MapArray.from_arrays(offsets, keys, column, type=arrow_type(shape), mask=mask)
     # A text that gives no map and is not null: the second step decides on its row.
     doubtful = [row for row, value in enumerate(maps) if value is None and not _is_null(values[row])]
@@ -338,7 +338,7 @@ def _parse_map(raw: msgspec.Raw, shape: Shape) -> dict[str, Any] | None:
     return entries
 
 
-def _nesting(values: list[Any]) -> tuple[pa.Array, pa.Array, Places]:
+def _nested_rows(values: list[Any]) -> tuple[pa.Array, pa.Array, Places]:
     """Return offsets and mask of lists or maps, and the row of each of their elements."""
     lengths = np.fromiter((len(value or ()) for value in values), np.intp, len(values))
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
@@ -392,7 +392,7 @@ def _void_column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.Array, 
     return pa.nulls(len(values)), NOWHERE
 
 
-COLUMNS: dict[str, Callable[[list[Any], Shape, str], tuple[pa.Array, Places]]] = {
+COLUMN_MAKERS: dict[str, Callable[[list[Any], Shape, str], tuple[pa.Array, Places]]] = {
     "struct": _struct_column,
     "array": _list_column,
     "map": _map_column,
@@ -414,7 +414,7 @@ def _scalar_text(value: msgspec.Raw | str) -> str | None:
         return value
     text = bytes(value)
     if text[:1] == b'"':
-        return TEXT.decode(text)
+        return TEXT_DECODER.decode(text)
     if text == b"null":
         return None
     return text.decode()
@@ -423,17 +423,17 @@ def _scalar_text(value: msgspec.Raw | str) -> str | None:
 # Times
 
 
-def _times(texts: pa.Array, shape: Shape, zone: str) -> tuple[pa.Array, Places]:
+def _time_column(texts: pa.Array, shape: Shape, zone: str) -> tuple[pa.Array, Places]:
     """Return texts as times, and the places of those that are none: whole columns at once, odd forms one by one."""
     if shape.kind == "timestamp" and zone == "UTC":
         texts = _with_zone(texts)
     # First the usual form, which Arrow reads as `read_time` does.
     formed = _is_formed(texts, shape)
-    times = _cast(pc.if_else(formed, texts, NO_TEXT), shape, zone)
+    times = _cast_times(pc.if_else(formed, texts, NO_TEXT), shape, zone)
     # Then timestamps with an offset such as +02:00. It may move one out of the years 1 to 9999, which Arrow allows.
     if shape.kind == "timestamp" and not pc.all(formed).as_py():
-        with_offset = pc.and_not(pc.match_substring_regex(texts, WITH_OFFSET), formed)
-        moved = _cast(pc.if_else(with_offset, texts, NO_TEXT), shape, zone)
+        with_offset = pc.and_not(pc.match_substring_regex(texts, TIME_WITH_OFFSET), formed)
+        moved = _cast_times(pc.if_else(with_offset, texts, NO_TEXT), shape, zone)
         times = pc.coalesce(times, _in_range(moved))
         formed = pc.or_(formed, with_offset)
     # Then the other forms, one by one.
@@ -447,7 +447,7 @@ def _times(texts: pa.Array, shape: Shape, zone: str) -> tuple[pa.Array, Places]:
 
 def _in_range(times: pa.Array) -> pa.Array:
     """Return times with null for those that their offset moves out of the years 1 to 9999."""
-    inside = pc.and_(pc.greater_equal(times, FIRST), pc.less_equal(times, LAST))
+    inside = pc.and_(pc.greater_equal(times, FIRST_TIME), pc.less_equal(times, LAST_TIME))
     return pc.if_else(inside, times, pa.scalar(None, times.type))
 
 
@@ -455,7 +455,7 @@ def _with_zone(texts: pa.Array) -> pa.Array:
     """Return texts with Z added where they have no zone, so that whole columns can be cast."""
     if pc.all(pc.ends_with(texts, "Z")).as_py() is not False:
         return texts
-    is_zoneless = pc.match_substring_regex(texts, ZONELESS)
+    is_zoneless = pc.match_substring_regex(texts, ZONELESS_TIME)
     return pc.if_else(is_zoneless, pc.binary_join_element_wise(texts, "Z", ""), texts)
 
 
@@ -463,7 +463,7 @@ def _is_formed(texts: pa.Array, shape: Shape) -> pa.Array:
     """Return whether Arrow reads a text as `read_time` does: `2026-11-21T10:00:00[.123456]Z`, `2026-11-21`, ..."""
     is_year_zero = pc.starts_with(texts, "0000")
     if shape.kind == "timestamp_ntz":
-        return pc.and_not(pc.match_substring_regex(texts, ZONELESS), is_year_zero)
+        return pc.and_not(pc.match_substring_regex(texts, ZONELESS_TIME), is_year_zero)
     # The characters of a time in whole seconds, and with one to six decimals.
     lengths = [20, *range(22, 28)]
     end = "Z"
@@ -474,14 +474,14 @@ def _is_formed(texts: pa.Array, shape: Shape) -> pa.Array:
     return pc.and_not(pc.and_(has_length, pc.ends_with(texts, end)), is_year_zero)
 
 
-def _cast(texts: pa.Array, shape: Shape, zone: str) -> pa.Array:
+def _cast_times(texts: pa.Array, shape: Shape, zone: str) -> pa.Array:
     """Return texts as times, null for those that are none. Arrow refuses a whole column for one of them: it is cut."""
     try:
         return texts.cast(arrow_type(shape))
     except pa.ArrowInvalid:
         pass
-    if len(texts) > FEW:
-        pieces = [_cast(texts[start : start + FEW], shape, zone) for start in range(0, len(texts), FEW)]
+    if len(texts) > CUT_ROWS:
+        pieces = [_cast_times(texts[start : start + CUT_ROWS], shape, zone) for start in range(0, len(texts), CUT_ROWS)]
         return pa.concat_arrays(pieces)
     times = [text and read_time(text, shape.kind, zone) for text in texts.to_pylist()]
     return pa.array(times, arrow_type(shape))
@@ -508,7 +508,7 @@ def framed_events(records: pa.RecordBatch, known: FramedObjects) -> pa.RecordBat
     payloads = rows.payloads
     if unread.null_count < len(unread):
         payloads = pc.if_else(unread.is_valid(), pa.scalar(None, payloads.type), payloads)
-    event, reasons, unknown = decode(payloads, known.options)
+    event, reasons, unknown = decode_texts(payloads, known.options)
     columns = [
         event,
         pc.coalesce(unread, reasons),

@@ -35,34 +35,42 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from router_decoders.json_types import INTEGERS, SCALARS, TIMES, Shape, read_decimal, read_time, struct_class
+from router_decoders.json_types import (
+    ARROW_TYPES,
+    INTEGER_KINDS,
+    TIME_KINDS,
+    Shape,
+    read_decimal,
+    read_time,
+    struct_class,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
-LEVELS = 999
-DIGITS = 1000
-KEY = 50_000
-LONGEST = 20_000_000
+MAX_LEVELS = 999
+MAX_DIGITS = 1000
+MAX_NAME_CHARACTERS = 50_000
+MAX_TEXT_CHARACTERS = 20_000_000
 """Characters of a text, at most."""
-SHORT = 1000
+HARMLESS_BYTES = 1000
 """Bytes that hold neither too many levels nor too many digits."""
-SHALLOW = 200
+SHALLOW_BRACKETS = 200
 """Brackets that Python's stack has room for in any case."""
 BLANKS = " \t\r\n"
 BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
-BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{\]}]', re.DOTALL)
+TEXTS_AND_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{\]}]', re.DOTALL)
 """Texts, so that the brackets in them are passed over, and brackets."""
-CLOSING = {"[": "]", "{": "}"}
+CLOSING_BRACKETS = {"[": "]", "{": "}"}
 BEYOND_FLOAT = 2.0**128 - 2.0**103
 """The smallest number that is rounded to infinity in 32 bits."""
 
-TOO_DEEP = f"value is nested more than {LEVELS} levels deep"
-TOO_MANY_DIGITS = f"value has a number of more than {DIGITS} digits"
-TOO_LONG_NAME = f"value has a field name of more than {KEY} characters"
-TOO_LONG_TEXT = f"value has a text of more than {LONGEST} characters"
-NULL = "value is null"
-EMPTY = "value is empty"
+TOO_DEEP = f"value is nested more than {MAX_LEVELS} levels deep"
+TOO_MANY_DIGITS = f"value has a number of more than {MAX_DIGITS} digits"
+TOO_LONG_NAME = f"value has a field name of more than {MAX_NAME_CHARACTERS} characters"
+TOO_LONG_TEXT = f"value has a text of more than {MAX_TEXT_CHARACTERS} characters"
+NULL_VALUE = "value is null"
+EMPTY_VALUE = "value is empty"
 NOT_UTF8 = "value is not UTF-8"
 NOT_JSON = "value is not JSON"
 MORE_TEXT = "value has text after the object"
@@ -114,7 +122,7 @@ class Misfits:
         self.beyond: set[tuple[Order, str]] = set()
         self.mistyped: set[tuple[Order, str]] = set()
 
-    def reason(self, value: Object) -> str:
+    def reason_for(self, value: Object) -> str:
         """Return the reason with the names of fields. If a key comes twice, no field with another type is named."""
         fields = sorted(self.beyond)
         if not _has_twice(value):
@@ -154,35 +162,35 @@ class RowDecoder:
     """A decoder of any text to the objects of one shape. `zone` is the session's time zone."""
 
     def __init__(self, shape: Shape, zone: str, rescue: bool = False) -> None:
-        self._read = _reader(shape, zone, FieldPath())
+        self._read = _make_reader(shape, zone, FieldPath())
         self._rescue = rescue
         self._field_names = frozenset(name for name, _ in shape.fields)
 
     def decode(self, text: bytes | None) -> DecodedRow:
         """Return the event of a text, or the reason for none. Never raises for any bytes."""
         if text is None:
-            return DecodedRow(reason=NULL)
+            return DecodedRow(reason=NULL_VALUE)
         try:
             # A byte order mark is passed over, as RFC 8259, 8.1 lets a parser do.
             chars = text.decode("utf-8-sig")
         except UnicodeDecodeError:
             return DecodedRow(reason=NOT_UTF8)
         if not chars.strip(BLANKS):
-            return DecodedRow(reason=EMPTY)
+            return DecodedRow(reason=EMPTY_VALUE)
         try:
-            depth = _depth(chars)
+            depth = _nesting_depth(chars)
             if not depth:
-                return self._decode(chars)
+                return self._decode_text(chars)
             # Only deep texts need more than Python's usual stack.
             with _room_for(depth):
-                return self._decode(chars)
+                return self._decode_text(chars)
         except LimitError as error:
             return DecodedRow(reason=str(error))
         except ValueError:
             return DecodedRow(reason=NOT_JSON)
 
-    def _decode(self, text: str) -> DecodedRow:
-        value, more = _parse(text)
+    def _decode_text(self, text: str) -> DecodedRow:
+        value, more = _parse_value(text)
         if type(value) is not Object:
             kind = "an array" if isinstance(value, list) else "a scalar"
             return DecodedRow(reason=f"value is {kind}, not an object")
@@ -191,7 +199,7 @@ class RowDecoder:
         misfits = Misfits()
         event = self._read(value, misfits)
         if misfits.any:
-            return DecodedRow(reason=misfits.reason(value))
+            return DecodedRow(reason=misfits.reason_for(value))
         unknown = None
         if self._rescue:
             unknown = _unknown_keys(value, self._field_names)
@@ -201,9 +209,9 @@ class RowDecoder:
 # JSON texts
 
 
-def _parse(text: str) -> tuple[Any, bool]:
+def _parse_value(text: str) -> tuple[Any, bool]:
     """Return the first value of a text, and whether anything but blanks follows it; raise ValueError for no JSON."""
-    scanner = SCANNER if len(text) <= SHORT else LONG_SCANNER
+    scanner = SCANNER if len(text) <= HARMLESS_BYTES else LONG_SCANNER
     begin = len(text) - len(text.lstrip(BLANKS))
     value, end = scanner.raw_decode(text, begin)
     follows = text[end : end + 1]
@@ -214,47 +222,52 @@ def _parse(text: str) -> tuple[Any, bool]:
     return value, has_more
 
 
-def _refuse(word: str) -> None:
+def _refuse_constant(word: str) -> None:
     raise ValueError(word)  # NaN and Infinity
 
 
 def _limited_number(text: str) -> Number:
-    if sum(map(str.isdigit, text)) > DIGITS:
+    if sum(map(str.isdigit, text)) > MAX_DIGITS:
         raise LimitError(TOO_MANY_DIGITS)
     return Number(text)
 
 
 def _limited_object(pairs: list[tuple[str, Any]]) -> Object:
-    if any(len(key) > KEY for key, _ in pairs):
+    if any(len(key) > MAX_NAME_CHARACTERS for key, _ in pairs):
         raise LimitError(TOO_LONG_NAME)
     return Object(pairs)
 
 
-SCANNER = json.JSONDecoder(object_pairs_hook=Object, parse_float=Number, parse_int=Number, parse_constant=_refuse)
+SCANNER = json.JSONDecoder(
+    object_pairs_hook=Object, parse_float=Number, parse_int=Number, parse_constant=_refuse_constant
+)
 LONG_SCANNER = json.JSONDecoder(
-    object_pairs_hook=_limited_object, parse_float=_limited_number, parse_int=_limited_number, parse_constant=_refuse
+    object_pairs_hook=_limited_object,
+    parse_float=_limited_number,
+    parse_int=_limited_number,
+    parse_constant=_refuse_constant,
 )
 
 
-def _depth(text: str) -> int:
+def _nesting_depth(text: str) -> int:
     """Return how deep a text is nested, as far as it needs room.
 
     Raises LimitError if that is too deep, ValueError if the text is no JSON before it is.
     """
-    if text.count("[") + text.count("{") <= SHALLOW:
+    if text.count("[") + text.count("{") <= SHALLOW_BRACKETS:
         return 0
     closing: list[str] = []
     deepest = 0
-    for match in BRACKETS.finditer(text):
+    for match in TEXTS_AND_BRACKETS.finditer(text):
         bracket = match[0]
-        if bracket in CLOSING:
-            closing.append(CLOSING[bracket])
+        if bracket in CLOSING_BRACKETS:
+            closing.append(CLOSING_BRACKETS[bracket])
             deepest = max(deepest, len(closing))
         elif bracket in ("]", "}"):
             is_open = bool(closing) and closing.pop() == bracket
             if not is_open or not closing:
                 break  # the value ends here, or is no JSON: the parser reads no further
-        if deepest > LEVELS:
+        if deepest > MAX_LEVELS:
             _check_ends(text, match.start(), closing)
             raise LimitError(TOO_DEEP)
     return deepest
@@ -269,7 +282,7 @@ def _check_ends(text: str, place: int, closing: list[str]) -> None:
         raise ValueError("the text is cut off")
     outer = closing[:-1]
     with _room_for(len(outer)):
-        _parse(f"{text[:place]}0{''.join(reversed(outer))}")
+        _parse_value(f"{text[:place]}0{''.join(reversed(outer))}")
 
 
 @contextmanager
@@ -293,7 +306,7 @@ def json_text(value: Any) -> str | None:
 def _text_of(value: Any) -> str:
     """Return a text itself, and anything else as JSON without blanks."""
     if type(value) is str:
-        return _clean(value)
+        return _replace_surrogates(value)
     return _write_json(value)
 
 
@@ -307,35 +320,35 @@ def json_text_of(text: bytes) -> str | None:
     has_escapes = "\\" in chars
     if chars[0] == '"' and not has_escapes:
         return chars.strip('"')
-    depth = _depth(chars)
+    depth = _nesting_depth(chars)
     if not has_escapes and not depth:
         return msgspec.json.format(text, indent=-1).decode()
     with _room_for(depth):
-        value, _ = _parse(chars)
+        value, _ = _parse_value(chars)
         return json_text(value)
 
 
 def _write_json(value: Any) -> str:
     if isinstance(value, Object):
-        members = [f"{_quote(key)}:{_write_json(child)}" for key, child in value]
+        members = [f"{_quote_text(key)}:{_write_json(child)}" for key, child in value]
         return "{" + ",".join(members) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(_write_json, value)) + "]"
     if isinstance(value, Number):
         return str(value)
     if isinstance(value, str):
-        return _quote(value)
-    return WORDS[value]
+        return _quote_text(value)
+    return JSON_WORDS[value]
 
 
-WORDS = {None: "null", True: "true", False: "false"}
+JSON_WORDS = {None: "null", True: "true", False: "false"}
 
 
-def _quote(text: str) -> str:
-    return json.dumps(_clean(text), ensure_ascii=False)
+def _quote_text(text: str) -> str:
+    return json.dumps(_replace_surrogates(text), ensure_ascii=False)
 
 
-def _clean(text: str) -> str:
+def _replace_surrogates(text: str) -> str:
     """Return a text with question marks in place of halves of surrogate pairs."""
     if text.isascii():
         return text
@@ -354,42 +367,42 @@ def _has_twice(value: Any) -> bool:
 
 def _unknown_keys(value: Object, field_names: Container[str]) -> dict[str, str | None] | None:
     """Return the top-level keys that a schema does not know, sorted, with their last values; None without any."""
-    last_values = {_clean(key): child for key, child in value if key not in field_names}
+    last_values = {_replace_surrogates(key): child for key, child in value if key not in field_names}
     return {key: json_text(last_values[key]) for key in sorted(last_values)} or None
 
 
 # Values by type
 
 
-def _reader(shape: Shape, zone: str, place: FieldPath) -> Read:
+def _make_reader(shape: Shape, zone: str, place: FieldPath) -> Read:
     """Return the function that reads the values of a type."""
     if shape.kind == "struct":
-        return _struct(shape, zone, place)
+        return _struct_reader(shape, zone, place)
     if shape.kind == "array":
-        return partial(_list, _reader(shape.inner, zone, place.of_element()))
+        return partial(_read_list, _make_reader(shape.inner, zone, place.of_element()))
     if shape.kind == "map":
-        return partial(_map, _reader(shape.inner, zone, place.of_element()), place)
-    return _scalar(shape, zone, place)
+        return partial(_read_map, _make_reader(shape.inner, zone, place.of_element()), place)
+    return _scalar_reader(shape, zone, place)
 
 
-def _scalar(shape: Shape, zone: str, place: FieldPath) -> Read:
-    if shape.kind in TIMES:
+def _scalar_reader(shape: Shape, zone: str, place: FieldPath) -> Read:
+    if shape.kind in TIME_KINDS:
         named_place = None if shape.kind == "timestamp_ntz" else place
-        return partial(_fitting, lambda text: read_time(text, shape.kind, zone), named_place)
-    if shape.kind in INTEGERS:
-        return partial(_integer, 2 ** (SCALARS[shape.kind].bit_width - 1))
+        return partial(_read_time_text, lambda text: read_time(text, shape.kind, zone), named_place)
+    if shape.kind in INTEGER_KINDS:
+        return partial(_read_integer, 2 ** (ARROW_TYPES[shape.kind].bit_width - 1))
     if shape.kind == "float":
-        return partial(_float, BEYOND_FLOAT, place)
+        return partial(_read_float, BEYOND_FLOAT, place)
     if shape.kind == "double":
-        return partial(_float, math.inf, place)
+        return partial(_read_float, math.inf, place)
     if shape.kind == "string":
-        return partial(_string, place)
+        return partial(_read_string, place)
     if shape.kind == "decimal":
-        return partial(_decimal, shape.digits)
-    return OTHERS[shape.kind]
+        return partial(_read_decimal, shape.digits)
+    return SCALAR_READERS[shape.kind]
 
 
-def _struct(shape: Shape, zone: str, place: FieldPath) -> Read:
+def _struct_reader(shape: Shape, zone: str, place: FieldPath) -> Read:
     places = []
     readers = []
     numbers: dict[str, int] = {}
@@ -398,15 +411,15 @@ def _struct(shape: Shape, zone: str, place: FieldPath) -> Read:
     for number, (name, child) in enumerate(shape.fields):
         field_place = place.of_field(number, name)
         places.append(field_place)
-        readers.append(_reader(child, zone, field_place))
+        readers.append(_make_reader(child, zone, field_place))
         numbers[name] = number
-        if child.kind in (*TIMES, "decimal", "map"):
+        if child.kind in (*TIME_KINDS, "decimal", "map"):
             last_only.add(number)
         if child.kind == "variant":
             variants.add(number)
     make = struct_class(shape)
 
-    def read(value: Any, misfits: Misfits) -> Any:
+    def read_struct(value: Any, misfits: Misfits) -> Any:
         if type(value) is not Object:
             raise MistypedError
         values: list[Any] = [None] * len(readers)
@@ -428,21 +441,21 @@ def _struct(shape: Shape, zone: str, place: FieldPath) -> Read:
                     misfits.mistyped.add((places[number].order, places[number].name))
         return make(*values)
 
-    return read
+    return read_struct
 
 
-def _list(element: Read, value: Any, misfits: Misfits) -> list[Any]:
+def _read_list(element: Read, value: Any, misfits: Misfits) -> list[Any]:
     if type(value) is not list:
         raise MistypedError
     return [None if child is None else element(child, misfits) for child in value]
 
 
-def _map(read: Read, place: FieldPath, value: Any, misfits: Misfits) -> dict[str, Any]:
+def _read_map(read: Read, place: FieldPath, value: Any, misfits: Misfits) -> dict[str, Any]:
     if type(value) is not Object:
         raise MistypedError
     entries = {}
     for key, child in value:
-        entries[_clean(key)] = None if child is None else read(child, misfits)
+        entries[_replace_surrogates(key)] = None if child is None else read(child, misfits)
     if len(entries) < len(value):
         _add_beyond(place, misfits)
     return entries
@@ -453,7 +466,7 @@ def _add_beyond(place: FieldPath, misfits: Misfits) -> None:
     misfits.beyond.add((place.order, place.name))
 
 
-def _fitting(read: Callable[[str], Any], place: FieldPath | None, value: Any, misfits: Misfits) -> str:
+def _read_time_text(read: Callable[[str], Any], place: FieldPath | None, value: Any, misfits: Misfits) -> str:
     """Return the text of a time, which is read again with its column; without a place, a wrong one is mistyped."""
     text = _text_of(value)
     if read(text) is None:
@@ -463,7 +476,7 @@ def _fitting(read: Callable[[str], Any], place: FieldPath | None, value: Any, mi
     return text
 
 
-def _integer(limit: int, value: Any, _: Misfits) -> int:
+def _read_integer(limit: int, value: Any, _: Misfits) -> int:
     if type(value) is not Number or not value.is_whole:
         raise MistypedError
     number = int(value)
@@ -472,7 +485,7 @@ def _integer(limit: int, value: Any, _: Misfits) -> int:
     return number
 
 
-def _float(beyond: float, place: FieldPath, value: Any, misfits: Misfits) -> float:
+def _read_float(beyond: float, place: FieldPath, value: Any, misfits: Misfits) -> float:
     if type(value) is not Number:
         raise MistypedError
     number = float(value)
@@ -483,26 +496,26 @@ def _float(beyond: float, place: FieldPath, value: Any, misfits: Misfits) -> flo
     return number
 
 
-def _decimal(digits: tuple[int, int], value: Any, _: Misfits) -> str:
+def _read_decimal(digits: tuple[int, int], value: Any, _: Misfits) -> str:
     if not isinstance(value, str) or read_decimal(value, digits) is None:
         raise MistypedError
     return str(value)
 
 
-def _boolean(value: Any, _: Misfits) -> bool:
+def _read_boolean(value: Any, _: Misfits) -> bool:
     if type(value) is not bool:
         raise MistypedError
     return value
 
 
-def _string(place: FieldPath, value: Any, _: Misfits) -> str:
+def _read_string(place: FieldPath, value: Any, _: Misfits) -> str:
     text = _text_of(value)
-    if len(text) > LONGEST:
+    if len(text) > MAX_TEXT_CHARACTERS:
         raise LimitError(f"{TOO_LONG_TEXT}: {place.name}")
     return text
 
 
-def _binary(value: Any, _: Misfits) -> bytes:
+def _read_binary(value: Any, _: Misfits) -> bytes:
     if type(value) is not str:
         raise MistypedError
     text = value.translate(dict.fromkeys(map(ord, BLANKS)))
@@ -511,15 +524,15 @@ def _binary(value: Any, _: Misfits) -> bytes:
     return base64.b64decode(text)
 
 
-def _variant(value: Any, _: Misfits) -> str:
+def _read_variant(value: Any, _: Misfits) -> str:
     if _has_twice(value):
         raise MistypedError
     return _write_json(value)
 
 
-OTHERS: dict[str, Read] = {
-    "boolean": _boolean,
-    "binary": _binary,
-    "variant": _variant,
+SCALAR_READERS: dict[str, Read] = {
+    "boolean": _read_boolean,
+    "binary": _read_binary,
+    "variant": _read_variant,
     "void": lambda _, __: None,
 }

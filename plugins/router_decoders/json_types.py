@@ -31,7 +31,7 @@ from pyspark.sql import types as T
 
 from router_schemas.json_schema.spark_types import child_types
 
-SCALARS: dict[str, pa.DataType] = {
+ARROW_TYPES: dict[str, pa.DataType] = {
     "string": pa.string(),
     "bigint": pa.int64(),
     "int": pa.int32(),
@@ -48,13 +48,13 @@ SCALARS: dict[str, pa.DataType] = {
     "variant": pa.struct([pa.field("value", pa.binary(), False), pa.field("metadata", pa.binary(), False)]),
 }
 """The scalar types by Spark's names for them; a decimal has its digits as well."""
-INTEGERS = ("bigint", "int", "smallint")
-TIMES = ("timestamp", "timestamp_ntz", "date")
+INTEGER_KINDS = ("bigint", "int", "smallint")
+TIME_KINDS = ("timestamp", "timestamp_ntz", "date")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A type of Spark as plain data: a name of `SCALARS`, or decimal, struct, array or map.
+    """A type of Spark as plain data: a name of `ARROW_TYPES`, or decimal, struct, array or map.
 
     `fields` are the types inside: a struct's by the keys of the JSON objects, an array's elements, a map's values.
     `columns` are the names of a struct's fields in a table.
@@ -72,18 +72,18 @@ class Shape:
         return self.fields[0][1]
 
 
-BEYOND = Shape("beyond")
+BEYOND_SCHEMA = Shape("beyond")
 """A field that the schema lacks, of any value: no column is made of it (`unknown_fields`)."""
 
 
-def shape(kind: T.DataType, named: T.DataType | None = None) -> Shape:
+def shape_of(kind: T.DataType, named: T.DataType | None = None) -> Shape:
     """Return the shape of a type; `named` is the same type with a table's names."""
     if isinstance(kind, T.DecimalType):
         return Shape("decimal", digits=(kind.precision, kind.scale))
     named = named or kind
     fields = []
     for (name, child), (_, named_child) in zip(child_types(kind), child_types(named), strict=True):
-        fields.append((name, shape(child, named_child)))
+        fields.append((name, shape_of(child, named_child)))
     if isinstance(kind, T.StructType):
         assert isinstance(named, T.StructType)
         return Shape("struct", tuple(fields), tuple(named.fieldNames()))
@@ -95,14 +95,14 @@ def shape(kind: T.DataType, named: T.DataType | None = None) -> Shape:
     return Shape(kind.simpleString())
 
 
-def nullable(kind: T.DataType) -> Any:
+def nullable_type(kind: T.DataType) -> Any:
     """Return a type of Spark with null allowed everywhere, as JSON has it."""
     if isinstance(kind, T.StructType):
-        return T.StructType([T.StructField(field.name, nullable(field.dataType)) for field in kind])
+        return T.StructType([T.StructField(field.name, nullable_type(field.dataType)) for field in kind])
     if isinstance(kind, T.MapType):
-        return T.MapType(kind.keyType, nullable(kind.valueType))
+        return T.MapType(kind.keyType, nullable_type(kind.valueType))
     if isinstance(kind, T.ArrayType):
-        return T.ArrayType(nullable(kind.elementType))
+        return T.ArrayType(nullable_type(kind.elementType))
     return kind
 
 
@@ -118,11 +118,11 @@ def arrow_type(shape: Shape) -> pa.DataType:
         return pa.map_(pa.string(), pa.field("value", arrow_type(shape.inner)))
     if shape.kind == "decimal":
         return pa.decimal128(*shape.digits)
-    return SCALARS[shape.kind]
+    return ARROW_TYPES[shape.kind]
 
 
 @lru_cache(maxsize=64)
-def parsers(
+def make_parsers(
     known: Shape, shape: Shape, *, refusing: bool = False
 ) -> tuple[tuple[Shape, msgspec.json.Decoder[Any]], ...]:
     """Return the parsers to a struct, to be tried in turn, each with the shape of its columns; a task makes them once.
@@ -135,17 +135,17 @@ def parsers(
         return ()
     strict_parser = msgspec.json.Decoder(struct_class(shape, refusing))
     # Without a string there is nothing that the second parser would take and the first does not.
-    loose = _loosen(known)
+    loose = _loosen_strings(known)
     if loose == known:
         return ((known, strict_parser),)
-    loose_parser = msgspec.json.Decoder(struct_class(_loosen(shape), refusing))
+    loose_parser = msgspec.json.Decoder(struct_class(_loosen_strings(shape), refusing))
     return ((known, strict_parser), (loose, loose_parser))
 
 
-def _loosen(shape: Shape) -> Shape:
+def _loosen_strings(shape: Shape) -> Shape:
     """Return a shape with any value in place of the strings in its structs."""
     if shape.kind == "struct":
-        return replace(shape, fields=tuple((name, _loosen(child)) for name, child in shape.fields))
+        return replace(shape, fields=tuple((name, _loosen_strings(child)) for name, child in shape.fields))
     if shape.kind == "string":
         return replace(shape, kind="any")
     return shape
@@ -154,7 +154,7 @@ def _loosen(shape: Shape) -> Shape:
 @lru_cache(maxsize=64)
 def map_parser(shape: Shape) -> msgspec.json.Decoder[Any]:
     """Return the parser of a map's text."""
-    return msgspec.json.Decoder(dict[str, _annotation(shape.inner)])  # type: ignore[misc]
+    return msgspec.json.Decoder(dict[str, _msgspec_type(shape.inner)])  # type: ignore[misc]
 
 
 @lru_cache(maxsize=256)
@@ -167,7 +167,7 @@ def struct_class(shape: Shape, refusing: bool = False) -> type[msgspec.Struct]:
     fields = []
     names = {}
     for place, (name, child) in enumerate(shape.fields):
-        fields.append((f"f{place}", _annotation(child, refusing), None))
+        fields.append((f"f{place}", _msgspec_type(child, refusing), None))
         names[f"f{place}"] = name
     rename = names if _is_plain(shape) else None
     return msgspec.defstruct("Object", fields, rename=rename, gc=False, forbid_unknown_fields=refusing)
@@ -183,16 +183,16 @@ def _is_plain(shape: Shape) -> bool:
     return True
 
 
-def _annotation(shape: Shape, refusing: bool = False) -> Any:
+def _msgspec_type(shape: Shape, refusing: bool = False) -> Any:
     """Return the type for msgspec. A time is parsed as text; a `Raw` is looked at when columns are made."""
     if shape.kind == "struct":
         return struct_class(shape, refusing) | None
     if shape.kind == "array":
-        return list[_annotation(shape.inner, refusing)] | None  # type: ignore[misc]
-    if shape.kind in ("map", "decimal", "variant", "void", "any", BEYOND.kind):
+        return list[_msgspec_type(shape.inner, refusing)] | None  # type: ignore[misc]
+    if shape.kind in ("map", "decimal", "variant", "void", "any", BEYOND_SCHEMA.kind):
         return msgspec.Raw
-    if shape.kind in INTEGERS:
-        limit = 2 ** (SCALARS[shape.kind].bit_width - 1)
+    if shape.kind in INTEGER_KINDS:
+        limit = 2 ** (ARROW_TYPES[shape.kind].bit_width - 1)
         return Annotated[int, msgspec.Meta(ge=-limit, le=limit - 1)] | None
     return _PYTHON_TYPES.get(shape.kind, str) | None
 
@@ -200,15 +200,17 @@ def _annotation(shape: Shape, refusing: bool = False) -> Any:
 _PYTHON_TYPES = {"double": float, "float": float, "boolean": bool, "binary": bytes}
 
 
-DAY = r"([0-9]{4})-([0-9]{2})-([0-9]{1,2})"
-TIME = r"([0-9]{1,2})(?::([0-9]{1,2})(?::([0-9]{1,2})(?:\.([0-9]*))?([^0-9.].*)?)?)?"
-DATES = re.compile(DAY.replace("1,2", "2"))
-TIMESTAMPS = re.compile(rf"{DAY}(?:[T ]{TIME})?", re.DOTALL)
-OFFSET = re.compile(r"([+-])([0-9]{1,2})(?::([0-9]{1,2})(?::([0-9]{1,2}))?)?|([+-])([0-9]{2})([0-9]{2})([0-9]{2})?")
+DAY_PATTERN = r"([0-9]{4})-([0-9]{2})-([0-9]{1,2})"
+TIME_PATTERN = r"([0-9]{1,2})(?::([0-9]{1,2})(?::([0-9]{1,2})(?:\.([0-9]*))?([^0-9.].*)?)?)?"
+DATE_TEXT = re.compile(DAY_PATTERN.replace("1,2", "2"))
+TIMESTAMP_TEXT = re.compile(rf"{DAY_PATTERN}(?:[T ]{TIME_PATTERN})?", re.DOTALL)
+OFFSET_TEXT = re.compile(
+    r"([+-])([0-9]{1,2})(?::([0-9]{1,2})(?::([0-9]{1,2}))?)?|([+-])([0-9]{2})([0-9]{2})([0-9]{2})?"
+)
 BLANKS = " \t\r\n"
-UNIVERSAL = ("UTC", "GMT", "UT")
-LAST_OFFSET = dt.timedelta(hours=18)
-ABBREVIATIONS = {
+UTC_NAMES = ("UTC", "GMT", "UT")
+LARGEST_OFFSET = dt.timedelta(hours=18)
+ZONE_ABBREVIATIONS = {
     "ACT": "Australia/Darwin", "AET": "Australia/Sydney", "AGT": "America/Argentina/Buenos_Aires",
     "ART": "Africa/Cairo", "AST": "America/Anchorage", "BET": "America/Sao_Paulo", "BST": "Asia/Dhaka",
     "CAT": "Africa/Harare", "CNT": "America/St_Johns", "CST": "America/Chicago", "CTT": "Asia/Shanghai",
@@ -220,14 +222,14 @@ ABBREVIATIONS = {
 }  # fmt: skip
 """The abbreviations that Java, and so Spark, knows (ZoneId.SHORT_IDS)."""
 
-DECIMALS = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,9})?")
-EXACT = Context(prec=38, rounding=ROUND_HALF_UP)
+DECIMAL_TEXT = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,9})?")
+DECIMAL_CONTEXT = Context(prec=38, rounding=ROUND_HALF_UP)
 
 
 def read_time(text: str, kind: str, zone: str) -> dt.date | None:
     """Return a text as a date, a timestamp in UTC or a timestamp without zone; None if it does not fit.
 
-    `kind` is the name of one of `json_types.TIMES`, `zone` that of the session's time zone.
+    `kind` is the name of one of `json_types.TIME_KINDS`, `zone` that of the session's time zone.
     """
     try:
         if kind == "date":
@@ -238,7 +240,7 @@ def read_time(text: str, kind: str, zone: str) -> dt.date | None:
 
 
 def _read_date(text: str) -> dt.date | None:
-    match = DATES.fullmatch(text)
+    match = DATE_TEXT.fullmatch(text)
     if match is None:
         return None
     year, month, day = match.groups()
@@ -246,7 +248,7 @@ def _read_date(text: str) -> dt.date | None:
 
 
 def _read_timestamp(text: str, kind: str, zone: str) -> dt.datetime | None:
-    match = TIMESTAMPS.fullmatch(text.rstrip(BLANKS))
+    match = TIMESTAMP_TEXT.fullmatch(text.rstrip(BLANKS))
     if match is None:
         return None
     *parts, decimals, own_zone = match.groups()
@@ -267,18 +269,18 @@ def _read_timestamp(text: str, kind: str, zone: str) -> dt.datetime | None:
 @lru_cache(maxsize=1024)
 def zone_of(name: str) -> dt.tzinfo | None:
     """Return the zone of a name or an offset; None if there is none."""
-    if name == "Z" or name in UNIVERSAL:
+    if name == "Z" or name in UTC_NAMES:
         return dt.timezone.utc
-    name = ABBREVIATIONS.get(name, name)
+    name = ZONE_ABBREVIATIONS.get(name, name)
     # UTC+2 and GMT+2 are offsets, as +2 is.
     offset = name
-    for prefix in UNIVERSAL:
+    for prefix in UTC_NAMES:
         if name.startswith(prefix):
             offset = name.removeprefix(prefix)
             break
-    match = OFFSET.fullmatch(offset)
+    match = OFFSET_TEXT.fullmatch(offset)
     if match is None:
-        return _region(name)
+        return _region_zone(name)
     sign, *parts = [part for part in match.groups() if part is not None]
     return _fixed_zone(sign, [int(part) for part in parts])
 
@@ -287,30 +289,30 @@ def _fixed_zone(sign: str, parts: list[int]) -> dt.tzinfo | None:
     # An offset may be without minutes and seconds.
     hours, minutes, seconds = (*parts, 0, 0)[:3]
     offset = dt.timedelta(hours=hours, minutes=minutes, seconds=seconds)
-    if offset > LAST_OFFSET or max(minutes, seconds) > 59:
+    if offset > LARGEST_OFFSET or max(minutes, seconds) > 59:
         return None
     return dt.timezone(offset if sign == "+" else -offset)
 
 
-def _region(name: str) -> dt.tzinfo | None:
+def _region_zone(name: str) -> dt.tzinfo | None:
     # `localtime` is the zone of this machine, and another one elsewhere.
-    if name in ("localtime", "Factory") or name not in _regions():
+    if name in ("localtime", "Factory") or name not in _region_names():
         return None
     return ZoneInfo(name)
 
 
 @lru_cache(maxsize=1)
-def _regions() -> frozenset[str]:
+def _region_names() -> frozenset[str]:
     return frozenset(available_timezones())
 
 
 def read_decimal(text: str, digits: tuple[int, int]) -> Decimal | None:
     """Return a number, rounded half up to the scale; None if it is none or has too many digits before the point."""
-    if not DECIMALS.fullmatch(text):
+    if not DECIMAL_TEXT.fullmatch(text):
         return None
     precision, scale = digits
     try:
-        number = Decimal(text).quantize(Decimal(1).scaleb(-scale), context=EXACT)
+        number = Decimal(text).quantize(Decimal(1).scaleb(-scale), context=DECIMAL_CONTEXT)
     except InvalidOperation:  # more than 38 digits
         return None
     if number and number.adjusted() >= precision - scale:

@@ -130,7 +130,7 @@ class Protobuf(RegistryDecoder):
     def zero_is_absent(self) -> bool:
         return True  # of a field without presence: readers take zero for it
 
-    def library(self, preparation: Preparation) -> Library[Any]:
+    def open_library(self, preparation: Preparation) -> Library[Any]:
         """Return where Protobuf schemas come from."""
         with require_extra("the decoder protobuf"):
             from router_schemas.protobuf.events import Fields
@@ -142,7 +142,7 @@ class Protobuf(RegistryDecoder):
         outer: Messages | OneMessage
         inner: Messages | FileMessages
         if self.registry is not None:
-            schemas = self.schemas(preparation)
+            schemas = self.open_resolver(preparation)
             counted = self.counted_subjects(preparation)
             outer = Messages(schemas, memory, subjects=self.subjects, counted=counted, header=self.header)
             if wrapper is None:
@@ -150,7 +150,7 @@ class Protobuf(RegistryDecoder):
             counted = self.counted_subjects(preparation, wrapper.subjects)
             # The subjects of payloads may be of another context than those of the outer messages.
             if wrapper.subjects:
-                schemas = self.schemas(preparation, wrapper.subjects)
+                schemas = self.open_resolver(preparation, wrapper.subjects)
             inner = Messages(schemas, memory, subjects=wrapper.subjects, counted=counted, keep="payloads")
         else:
             files = Files.read_file(preparation.folder / str(self.descriptor_file or self.proto_file))
@@ -162,7 +162,7 @@ class Protobuf(RegistryDecoder):
         return Payloads(outer=outer, inner=inner, fields=fields, messages=wrapper.messages)
 
     @staticmethod
-    def messages(schemas: SchemaResolver, memory: Memory, counted: CountedSubjects, header: str) -> Messages:
+    def open_messages(schemas: SchemaResolver, memory: Memory, counted: CountedSubjects, header: str) -> Messages:
         """Return the messages of a registry that also has other formats."""
         with require_extra("the decoder protobuf"):
             from router_schemas.protobuf.library import Messages
@@ -208,9 +208,9 @@ class Protobuf(RegistryDecoder):
         from router_schemas.protobuf.model import spark_struct
         from router_schemas.wire_format import ADDED_FIELDS
 
-        messages = self.known
+        messages = self.known_schemas
         if self.wrapper is not None:
-            messages = self.known.inner
+            messages = self.known_schemas.inner
         event = spark_struct(messages.event)
         adds = T.StructType([T.StructField("event", event), *ADDED_FIELDS])
-        return ArrowDecoding(self._function, self.known, adds)
+        return ArrowDecoding(self._function, self.known_schemas, adds)

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
     from router import Memory
 
-OF_A_KEY = "key "
+KEY_TEXT_PREFIX = "key "
 """The beginning of texts in `_wanted` and `_error` that are about a key."""
-OF_KEY = "_key"
+KEY_COLUMN_PREFIX = "_key"
 """The beginning of the names of native columns that the key's decoder reads."""
-SCHEMA = ("schema_id", "schema_version", "subject", "message")
-KEY_NAMES = {"event": "event_key", **{name: f"key_{name}" for name in SCHEMA}}
+SCHEMA_NAMES = ("schema_id", "schema_version", "subject", "message")
+KEY_NAMES = {"event": "event_key", **{name: f"key_{name}" for name in SCHEMA_NAMES}}
 """The names of a key's columns, next to those of its value."""
 
 
@@ -73,11 +73,11 @@ class RecordKeys(Decoder):
             memory=MemoryPart(preparation.memory, "key"),
             part="key",
         )
-        return self._with(self.value.prepare(preparation), self.key.prepare(preparation_of_key))
+        return self._with_decoders(self.value.prepare(preparation), self.key.prepare(preparation_of_key))
 
     def tested(self, schemas: Mapping[str, Sequence[Path]]) -> Self:
         """Return this decoder with files in place of the registries of both."""
-        return self._with(self.value.tested(schemas), self.key.tested(schemas))
+        return self._with_decoders(self.value.tested(schemas), self.key.tested(schemas))
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
         """Return the bytes of a value; a test writes a key as its text."""
@@ -85,12 +85,12 @@ class RecordKeys(Decoder):
 
     def refresh(self, wanted: frozenset[str]) -> Self:
         """Return this decoder with the schemas that values and keys want."""
-        wanted_of_keys = frozenset(want for want in wanted if want.startswith(OF_A_KEY))
-        key = self.key.refresh(frozenset(want.removeprefix(OF_A_KEY) for want in wanted_of_keys))
+        wanted_of_keys = frozenset(want for want in wanted if want.startswith(KEY_TEXT_PREFIX))
+        key = self.key.refresh(frozenset(want.removeprefix(KEY_TEXT_PREFIX) for want in wanted_of_keys))
         value = self.value.refresh(wanted - wanted_of_keys)
-        return self._with(value, key)
+        return self._with_decoders(value, key)
 
-    def _with(self, value: Decoder, key: Decoder) -> Self:
+    def _with_decoders(self, value: Decoder, key: Decoder) -> Self:
         if value is self.value and key is self.key:
             return self
         return self.model_copy(update={"value": value, "key": key})
@@ -120,7 +120,7 @@ class RecordKeys(Decoder):
         """Add the columns of the value's decoder, and `event_key` and the other columns of the key's."""
         frame = self.value.decode(raw)
         # The decoder of the key needs the key as value, and adds columns of the same names: move those of the value.
-        of_value = ("value", "event", "_error", "_wanted", "_unknown", *SCHEMA)
+        of_value = ("value", "event", "_error", "_wanted", "_unknown", *SCHEMA_NAMES)
         moved = {name: f"_kept_{name}" for name in of_value if name in frame.columns}
         frame = frame.withColumnsRenamed(moved).withColumn("value", F.col("key"))
         frame = self.key.decode(frame).drop("_unknown")  # fields that the schema of the key lacks
@@ -129,7 +129,7 @@ class RecordKeys(Decoder):
         combined = [name for name in ("_error", "_wanted") if name in frame.columns]
         texts = {}
         for name in combined:
-            text = F.when(F.col("key").isNotNull(), F.concat(F.lit(OF_A_KEY), F.col(name)))
+            text = F.when(F.col("key").isNotNull(), F.concat(F.lit(KEY_TEXT_PREFIX), F.col(name)))
             if name in moved:
                 text = F.coalesce(moved[name], text)
             texts[f"_new_{name}"] = text
@@ -148,7 +148,7 @@ class RecordKeys(Decoder):
 def _add_native_columns(value: ArrowDecoding, key: ArrowDecoding) -> Callable[[DataFrame], DataFrame]:
     """Return a function that adds the native columns of both; those of the key get names of their own."""
 
-    def before(raw: DataFrame) -> DataFrame:
+    def add_both_columns(raw: DataFrame) -> DataFrame:
         frame = raw
         if key.before:
             # The decoder of the key reads the column `value`: put the key there, and the value aside.
@@ -156,13 +156,13 @@ def _add_native_columns(value: ArrowDecoding, key: ArrowDecoding) -> Callable[[D
             own_names = {}
             for name in keys.columns:
                 if name not in (*raw.columns, "_value"):
-                    own_names[name] = f"{OF_KEY}{name}"
+                    own_names[name] = f"{KEY_COLUMN_PREFIX}{name}"
             frame = keys.withColumnsRenamed(own_names).withColumn("value", F.col("_value")).drop("_value")
         if value.before:
             frame = value.before(frame)
         return frame
 
-    return before
+    return add_both_columns
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def both_events(records: pa.RecordBatch, both: tuple[ArrowDecoding, ArrowDecodin
         if name not in of_key:
             continue
         # A record without a key has nothing wrong with it; the text about its value comes before that about its key.
-        text = pc.if_else(has_key, pc.binary_join_element_wise(OF_A_KEY, of_key[name], ""), no_text)
+        text = pc.if_else(has_key, pc.binary_join_element_wise(KEY_TEXT_PREFIX, of_key[name], ""), no_text)
         if name in of_value:
             text = pc.coalesce(of_value[name], text)
         columns[name] = text
@@ -217,8 +217,8 @@ def _keys_as_values(records: pa.RecordBatch) -> pa.RecordBatch:
     columns = _columns_by_name(records)
     columns["value"] = records.column("key")
     for name in records.schema.names:
-        if name.startswith(f"{OF_KEY}_"):
-            columns[name.removeprefix(OF_KEY)] = columns[name]
+        if name.startswith(f"{KEY_COLUMN_PREFIX}_"):
+            columns[name.removeprefix(KEY_COLUMN_PREFIX)] = columns[name]
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 

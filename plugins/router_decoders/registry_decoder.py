@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from router_schemas.registry_client import OfflineRegistry
     from router_schemas.resolver import SchemaResolver
 
-SAMPLE = 1000
+SAMPLE_RECORDS = 1000
 """Records of the source that are searched for schemas if the configuration names none."""
-ROUNDS = 3
+SAMPLE_ROUNDS = 3
 """How often they are searched: the schema of a wrapped message is found only when that of the outer one is known."""
 
 
@@ -91,7 +91,7 @@ class RegistryDecoder(ArrowDecoder):
         return [name for name in self.sources if getattr(self, name) is not None]
 
     @abstractmethod
-    def library(self, preparation: Preparation) -> Library[Any]:
+    def open_library(self, preparation: Preparation) -> Library[Any]:
         """Return where the schemas of this format come from."""
 
     @abstractmethod
@@ -121,7 +121,7 @@ class RegistryDecoder(ArrowDecoder):
         tested._files = self.on_disk(schemas)
         return tested
 
-    def schemas(self, preparation: Preparation, subjects: tuple[str, ...] = ()) -> SchemaResolver:
+    def open_resolver(self, preparation: Preparation, subjects: tuple[str, ...] = ()) -> SchemaResolver:
         """Return the schemas of the registry, or of the files that stand for it.
 
         Ids are those of the context of `subjects`; without any, of that of the decoder's own.
@@ -154,10 +154,10 @@ class RegistryDecoder(ArrowDecoder):
         """Return this decoder with the schemas that former runs found; without any, with a sample of the source."""
         prepared = self.model_copy()
         prepared._folder = preparation.folder
-        prepared._library = self.library(preparation)
+        prepared._library = self.open_library(preparation)
         # If neither a former run nor the configuration names a schema, the first records of the source do.
         if prepared._library.is_empty and not prepared._library.announces_schemas:
-            sample = preparation.sample(SAMPLE).select("value", "headers").toArrow()
+            sample = preparation.sample(SAMPLE_RECORDS).select("value", "headers").toArrow()
             prepared._sample = sample.combine_chunks().to_batches()
         return prepared
 
@@ -181,9 +181,9 @@ class RegistryDecoder(ArrowDecoder):
             raise StartError(f"no schema is known that can be read: {self._library.advice}")
         if known is self._known:
             return self
-        return self.reading(known)
+        return self.with_known(known)
 
-    def reading(self, known: Any) -> Self:
+    def with_known(self, known: Any) -> Self:
         """Return this decoder with the result of a library."""
         copy = self.model_copy()
         copy._known = known
@@ -191,7 +191,7 @@ class RegistryDecoder(ArrowDecoder):
         return copy
 
     @property
-    def known(self) -> Any:
+    def known_schemas(self) -> Any:
         """Return the last result of the library."""
         if self._known is None:
             raise StartError("no schema is known: call refresh() before decode()")
@@ -204,7 +204,7 @@ class RegistryDecoder(ArrowDecoder):
 
     def _learn_from_sample(self, known: Any) -> Any:
         """Return the library's result with the schemas that the sample names, if there is one."""
-        for _ in range(ROUNDS):
+        for _ in range(SAMPLE_ROUNDS):
             wanted: frozenset[str] = frozenset()
             for records in self._sample or ():
                 wanted |= self.wanted_by(records, known)

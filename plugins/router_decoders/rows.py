@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-LEARNT = "rows"
+COLUMNS_NOTE = "rows"
 """The name under which the source notes the columns of its files."""
-RESCUED = "_rescued map<string,string>"
+RESCUED_DDL = "_rescued map<string,string>"
 
 
 class RowsOfFiles(ArrowDecoder):
@@ -37,13 +37,13 @@ class RowsOfFiles(ArrowDecoder):
 
     def prepare(self, preparation: Preparation) -> Self:
         """Return this decoder with the columns that are known."""
-        return self._with(preparation.memory)
+        return self._with_columns(preparation.memory)
 
     def refresh(self, wanted: frozenset[str]) -> Self:
         """Return this decoder with the columns that the source has learnt since."""
-        if self._memory is None or self._memory.read(LEARNT) == self._learnt:
+        if self._memory is None or self._memory.read(COLUMNS_NOTE) == self._learnt:
             return self
-        return self._with(self._memory)
+        return self._with_columns(self._memory)
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
         """Return a row as the source gives it."""
@@ -52,12 +52,12 @@ class RowsOfFiles(ArrowDecoder):
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode."""
         if self._learnt is None:
-            return json_decoding(RESCUED)
+            return json_decoding(RESCUED_DDL)
         struct = T.StructType.fromJson(json.loads(self._learnt))
         return json_decoding(struct.toDDL())
 
-    def _with(self, memory: Memory) -> Self:
+    def _with_columns(self, memory: Memory) -> Self:
         copy = self.model_copy()
         copy._memory = memory
-        copy._learnt = memory.read(LEARNT)
+        copy._learnt = memory.read(COLUMNS_NOTE)
         return copy

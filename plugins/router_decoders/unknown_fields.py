@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from router_decoders.json_types import BEYOND, Shape, struct_class
+from router_decoders.json_types import BEYOND_SCHEMA, Shape, struct_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
     Bits = NDArray[np.int64]
 
-MOST = 50
+MAX_FIELDS = 50
 """Different fields that a process names; keys made of data would be as many as there are records."""
-LONGEST = 120
+MAX_NAME_CHARACTERS = 120
 """Characters of a field's name that are kept."""
-NAMES = pa.list_(pa.field("element", pa.string()))
+NAMES_TYPE = pa.list_(pa.field("element", pa.string()))
 Path = tuple[str | None, ...]
 """The names of fields from the outside in, None for the elements of an array."""
 
@@ -58,32 +58,32 @@ class UnknownFields:
     @property
     def is_final(self) -> bool:
         """Return whether a refused text can name no new field."""
-        return len(self.numbers) == MOST and not self.unparsed
+        return len(self.numbers) == MAX_FIELDS and not self.unparsed
 
-    def bits(self, paths: set[Path]) -> int:
+    def bits_of(self, paths: set[Path]) -> int:
         """Return the bits of some fields; learn those that are new while there is room."""
         bits = 0
-        for path in sorted(paths, key=_name):
-            if path not in self.numbers and len(self.numbers) < MOST:
-                self._learn(path)
+        for path in sorted(paths, key=_path_text):
+            if path not in self.numbers and len(self.numbers) < MAX_FIELDS:
+                self._learn_field(path)
             if path in self.numbers:
                 bits |= 1 << self.numbers[path]
         return bits
 
-    def _learn(self, path: Path) -> None:
-        name = _name(path)
+    def _learn_field(self, path: Path) -> None:
+        name = _path_text(path)
         if name not in self.names:
             self.names.append(name)
         self.numbers[path] = self.names.index(name)
         if all(step is None or _is_plain(step) for step in path):
-            self.shape = _extend(self.shape, path)
+            self.shape = _extend_shape(self.shape, path)
         else:
             self.unparsed = True
 
     def bits_of_objects(self, objects: Sequence[Any], shape: Shape) -> Bits:
         """Return the bits of parsed objects; `shape` is the type that they were parsed to."""
         bits = np.zeros(len(objects), np.int64)
-        for path, is_present in _present(objects, shape, ()):
+        for path, is_present in _present_fields(objects, shape, ()):
             bits |= is_present.astype(np.int64) << self.numbers[path]
         return bits
 
@@ -121,81 +121,81 @@ class UnknownInRows:
             self.any[row] = True
             text = texts[row]
             if not self.fields.is_final and text is not None:
-                self.bits[row] |= self.fields.bits(paths_in(_parse(text), known))
+                self.bits[row] |= self.fields.bits_of(paths_in(_parse_json(text), known))
 
     def add_decided(self, row: int, value: Any, known: Shape) -> None:
         """Take an object that neither parser has made."""
         paths = paths_in(value, known)
         self.any[row] = bool(paths)
-        self.bits[row] = self.fields.bits(paths)
+        self.bits[row] = self.fields.bits_of(paths)
 
-    def column(self) -> pa.ListArray:
+    def to_column(self) -> pa.ListArray:
         """Return the names of each row's unknown fields; null if it has none."""
         if not self.any.any():
-            return pa.nulls(len(self.any), NAMES)
+            return pa.nulls(len(self.any), NAMES_TYPE)
         # Each combination of fields is made once.
         combinations, place_of_row = np.unique(self.bits, return_inverse=True)
         names_of_combinations = []
         for bits in combinations.tolist():
             names = [name for number, name in enumerate(self.fields.names) if bits >> number & 1]
             names_of_combinations.append(names)
-        return pa.array(names_of_combinations, NAMES).take(pa.array(place_of_row, pa.int32(), mask=~self.any))
+        return pa.array(names_of_combinations, NAMES_TYPE).take(pa.array(place_of_row, pa.int32(), mask=~self.any))
 
 
 def paths_in(value: Any, known: Shape, path: Path = ()) -> set[Path]:
     """Return the unknown fields of a JSON value; an object is a dict, or a list of pairs."""
-    return set(_paths(value, known, path))
+    return set(_unknown_paths(value, known, path))
 
 
-def _parse(text: bytes) -> Any:
+def _parse_json(text: bytes) -> Any:
     try:
         return msgspec.json.decode(text)
     except Exception:  # nested too deep for Python
         return None
 
 
-def _paths(value: Any, known: Shape, path: Path) -> Iterator[Path]:
+def _unknown_paths(value: Any, known: Shape, path: Path) -> Iterator[Path]:
     if known.kind == "array" and isinstance(value, list):
         for element in value:
-            yield from _paths(element, known.inner, (*path, None))
+            yield from _unknown_paths(element, known.inner, (*path, None))
     elif known.kind == "struct" and isinstance(value, (dict, list)):
         fields = dict(known.fields)
         pairs = value.items() if isinstance(value, dict) else value
         for name, child in pairs:
             if name in fields:
-                yield from _paths(child, fields[name], (*path, name))
+                yield from _unknown_paths(child, fields[name], (*path, name))
             else:
                 yield (*path, name)
 
 
-def _name(path: Path) -> str:
+def _path_text(path: Path) -> str:
     """Return the name of a field for people; half of a surrogate pair is no text that a table can store."""
     name = ""
     for step in path:
         name += "[]" if step is None else f".{step}"
-    return _text(name[1 : LONGEST + 1])
+    return _replace_surrogates(name[1 : MAX_NAME_CHARACTERS + 1])
 
 
-def _text(name: str) -> str:
+def _replace_surrogates(name: str) -> str:
     return name.encode(errors="replace").decode()
 
 
 def _is_plain(name: str) -> bool:
     """Return whether JSON writes a name as it is, without half of a surrogate pair: the parser takes no other."""
-    return json.dumps(name, ensure_ascii=False) == f'"{name}"' == f'"{_text(name)}"'
+    return json.dumps(name, ensure_ascii=False) == f'"{name}"' == f'"{_replace_surrogates(name)}"'
 
 
-def _extend(shape: Shape, path: Path) -> Shape:
+def _extend_shape(shape: Shape, path: Path) -> Shape:
     """Return a shape with one more field, which takes any value."""
     step, *rest = path
     if step is None:
-        return replace(shape, fields=((shape.fields[0][0], _extend(shape.inner, tuple(rest))),))
+        return replace(shape, fields=((shape.fields[0][0], _extend_shape(shape.inner, tuple(rest))),))
     if not rest:
-        return replace(shape, fields=(*shape.fields, (step, BEYOND)))
+        return replace(shape, fields=(*shape.fields, (step, BEYOND_SCHEMA)))
     fields = []
     for name, child in shape.fields:
         if name == step:
-            fields.append((name, _extend(child, tuple(rest))))
+            fields.append((name, _extend_shape(child, tuple(rest))))
         else:
             fields.append((name, child))
     return replace(shape, fields=tuple(fields))
@@ -204,19 +204,19 @@ def _extend(shape: Shape, path: Path) -> Shape:
 @lru_cache(maxsize=256)
 def _has_beyond(shape: Shape) -> bool:
     """Return whether a shape has a field beyond the schema, at any depth."""
-    if shape is BEYOND:
+    if shape is BEYOND_SCHEMA:
         return True
     return shape.kind in ("struct", "array") and any(_has_beyond(child) for _, child in shape.fields)
 
 
-def _present(values: Sequence[Any], shape: Shape, path: Path) -> Iterator[tuple[Path, NDArray[np.bool_]]]:
+def _present_fields(values: Sequence[Any], shape: Shape, path: Path) -> Iterator[tuple[Path, NDArray[np.bool_]]]:
     """Yield the learnt fields of parsed values, each with whether a value has it."""
     if not _has_beyond(shape):
         return
     if shape.kind == "array":
         rows = np.repeat(np.arange(len(values)), [len(value or ()) for value in values])
         elements = [*chain.from_iterable(value or () for value in values)]
-        for inner, is_present in _present(elements, shape.inner, (*path, None)):
+        for inner, is_present in _present_fields(elements, shape.inner, (*path, None)):
             yield inner, np.bincount(rows[is_present], minlength=len(values)) > 0
         return
     # An empty struct stands for a null one, which has no attributes. Comprehensions and map walk the values, because a
@@ -228,8 +228,8 @@ def _present(values: Sequence[Any], shape: Shape, path: Path) -> Iterator[tuple[
         if not _has_beyond(child):
             continue
         children = map(attrgetter(f"f{place}"), values)
-        if child.kind == BEYOND.kind:
+        if child.kind == BEYOND_SCHEMA.kind:
             is_present = np.fromiter(map(is_not, children, repeat(None)), bool, len(values))
             yield (*path, name), is_present
         else:
-            yield from _present([*children], child, (*path, name))
+            yield from _present_fields([*children], child, (*path, name))

@@ -24,7 +24,7 @@ from router.engine.preflight.route_tests import load_tests, run_tests
 from router.engine.stream import RunOptions, run
 from router.errors import ConfigError
 from router.registry import load_registry
-from router_decoders.json import infer
+from router_decoders.json import infer_schema
 from router_init.observed import Observed
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryOptions
@@ -140,7 +140,7 @@ def test_types_are_those_that_spark_infers(spark: SparkSession) -> None:
     observed = Observed()
     for document in documents:
         observed.add(document)
-    of_spark = {field.name: field.dataType for field in infer(rows)}
+    of_spark = {field.name: field.dataType for field in infer_schema(rows)}
     ours = {field.name: field.dataType for field in observed.struct()}
     different = {}
     for name in {*of_spark, *ours}:

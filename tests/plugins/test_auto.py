@@ -165,7 +165,7 @@ def test_what_a_sample_holds_is_learnt_at_the_first_start(topic: Mixed, opened: 
         decoder.refresh(frozenset())
     decoder._sample = pa.Table.from_batches([raw(values)]).to_batches()  # type: ignore[attr-defined]
 
-    known = decoder.refresh(frozenset()).known  # type: ignore[attr-defined]
+    known = decoder.refresh(frozenset()).known_schemas  # type: ignore[attr-defined]
 
     assert sorted(known.made) == ["AVRO", "JSON", "PROTOBUF"]
     assert {one.message for one in known.made["PROTOBUF"].written.values() if one.message} >= {"games.Login"}
@@ -175,10 +175,10 @@ def test_a_subject_may_change_its_format(topic: Mixed, opened: Open) -> None:
     """A new version is known before its first record, whatever it is written in."""
     topic.avro(game="u", amount=1)
     begun = opened(topic.decoder("wins")).refresh(frozenset())
-    assert [*begun.known.made] == ["AVRO"]  # type: ignore[attr-defined]
+    assert [*begun.known_schemas.made] == ["AVRO"]  # type: ignore[attr-defined]
     topic.json(JSON, "wins", game="u")
 
-    assert [*begun.refresh(frozenset()).known.made] == ["AVRO", "JSON"]  # type: ignore[attr-defined]
+    assert [*begun.refresh(frozenset()).known_schemas.made] == ["AVRO", "JSON"]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("first", [("wins",), ("odd", "wins"), ("nothing", "odd", "wins")], ids=len)

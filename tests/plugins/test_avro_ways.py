@@ -325,7 +325,7 @@ def test_more_versions_than_a_list_of_conditions_takes_are_one_event(open_, faul
 
 def test_native_prefixes_are_those_of_the_parser(spark: SparkSession) -> None:
     """Both say where a value starts and what wrote it: one topic may be read by either."""
-    from router_decoders.avro import framed
+    from router_decoders.avro import with_frame_columns
 
     draw = random.Random(8)
     starts = [
@@ -346,7 +346,7 @@ def test_native_prefixes_are_those_of_the_parser(spark: SparkSession) -> None:
 
     values, given = zip(*pairs, strict=True)
     raw = _raw(spark, values, given)
-    frame = framed(raw, known).toArrow().sort_by("offset")
+    frame = with_frame_columns(raw, known).toArrow().sort_by("offset")
     frames = parse_values(frame.column("value").combine_chunks(), False, frame.column("headers").combine_chunks())
 
     expected = [frames.keys[group] if group >= 0 else None for group in frames.groups]

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 
 from router_decoders import Json, json_arrow
-from router_decoders.json_arrow import JsonEvents, events
-from router_decoders.json_types import arrow_type, shape
-from router_decoders.unknown_fields import LONGEST, MOST
+from router_decoders.json_arrow import JsonEvents, json_events
+from router_decoders.json_types import arrow_type, shape_of
+from router_decoders.unknown_fields import MAX_FIELDS, MAX_NAME_CHARACTERS
 from tests.light import drawn
 from tests.plugins.from_json import decoded as decoded_natively
 from tests.plugins.from_json import differences
@@ -76,7 +76,7 @@ STRUCT = T.StructType(
         T.StructField("rounds", T.ArrayType(ROUND)),
     ]
 )
-SHAPE = shape(STRUCT)
+SHAPE = shape_of(STRUCT)
 
 reals = st.floats(allow_nan=False, allow_infinity=False)
 players = st.fixed_dictionaries(
@@ -134,7 +134,7 @@ def batch(values: Sequence[bytes | None]) -> pa.RecordBatch:
 
 def rows(values: Sequence[bytes | None]) -> list[tuple[dict[str, Any] | None, str | None]]:
     """Return the events of values and why there is none."""
-    added = events(batch(values), JsonEvents(SHAPE))
+    added = json_events(batch(values), JsonEvents(SHAPE))
     event, error, unknown = added.columns
     assert added.schema.names == ["event", "_error", "_unknown"]
     assert not pc.any(pc.and_(event.is_null(), unknown.is_valid())).as_py()
@@ -198,7 +198,7 @@ def test_a_verdict_does_not_depend_on_the_neighbours(monkeypatch: pytest.MonkeyP
     expected = [repr(row) for value in values for row in rows([value])]
 
     for size in (1, 7, 300, 4096):
-        monkeypatch.setattr(json_arrow, "ROWS", size)
+        monkeypatch.setattr(json_arrow, "BLOCK_ROWS", size)
         order = random.Random(size).sample(range(len(values)), len(values))
         found = rows([values[place] for place in order])
         assert [repr(row) for row in found] == [expected[place] for place in order]
@@ -208,7 +208,7 @@ def test_a_verdict_does_not_depend_on_the_step(monkeypatch: pytest.MonkeyPatch) 
     """What is quick must be what is complete: a field more in a record must not change the others."""
     values: list[bytes | None] = [*examples(anything, 500), *(value for value, _ in GOOD), *BAD]
     expected = rows(values)
-    monkeypatch.setattr(json_arrow, "parsers", lambda *_, **__: ())
+    monkeypatch.setattr(json_arrow, "make_parsers", lambda *_, **__: ())
 
     for value, found, row in zip(values, rows(values), expected, strict=True):
         assert repr(found) == repr(row), value
@@ -226,24 +226,24 @@ def test_every_record_with_a_field_that_the_schema_lacks_is_found(monkeypatch: p
     """A number that is nearly right says nothing: the one record of a new producer is what matters."""
     values: list[bytes | None] = examples(written(documents | strange), 800)
     for size in (1, 50, 4096):
-        monkeypatch.setattr(json_arrow, "ROWS", size)
-        event, _, unknown = (column.is_valid().to_pylist() for column in events(batch(values), JsonEvents(SHAPE)))
+        monkeypatch.setattr(json_arrow, "BLOCK_ROWS", size)
+        event, _, unknown = (column.is_valid().to_pylist() for column in json_events(batch(values), JsonEvents(SHAPE)))
         for value, is_event, is_found in zip(values, event, unknown, strict=True):
             assert is_found == (is_event and lacks(json.loads(value or b""), STRUCT)), value
 
 
 def test_only_so_many_fields_are_named_and_every_record_is_found() -> None:
     """Objects that are maps in truth have another field in every record: their names must not fill the memory."""
-    known = JsonEvents(shape(T.StructType([T.StructField("known", T.LongType())])))
+    known = JsonEvents(shape_of(T.StructType([T.StructField("known", T.LongType())])))
     values = [json.dumps({"known": n, f"{n} {'key' * 100}": 1, "new": 2, 'a"b': 3}).encode() for n in range(200)]
     for first in (0, 100, 0):
-        found = events(batch(values[first : first + 100]), known).column("_unknown").to_pylist()
+        found = json_events(batch(values[first : first + 100]), known).column("_unknown").to_pylist()
 
         names = {name for row in found for name in row}
         assert len(found) == 100
         assert all({"new", 'a"b'} <= set(row) for row in found)
-        assert len(names) <= MOST
-        assert max(map(len, names)) <= LONGEST
+        assert len(names) <= MAX_FIELDS
+        assert max(map(len, names)) <= MAX_NAME_CHARACTERS
 
 
 GOOD: list[tuple[bytes, dict[str, Any]]] = [
@@ -360,9 +360,9 @@ def test_a_time_is_decided_alike_beside_a_bad_one(data: st.DataObject) -> None:
 )
 def test_a_field_may_have_any_name(name: str) -> None:
     """JSON allows any text as a key."""
-    known = JsonEvents(shape(T.StructType([T.StructField(name, T.LongType()), T.StructField("f1", T.LongType())])))
+    known = JsonEvents(shape_of(T.StructType([T.StructField(name, T.LongType()), T.StructField("f1", T.LongType())])))
 
-    added = events(batch([json.dumps({name: 1, "f1": 2}).encode()]), known)
+    added = json_events(batch([json.dumps({name: 1, "f1": 2}).encode()]), known)
 
     assert added.column("event").to_pylist() == [{name: 1, "f1": 2}]
 
@@ -384,7 +384,7 @@ def test_a_part_of_a_batch_is_decided_as_itself() -> None:
     """Arrow hands out views on larger buffers."""
     values = batch([b"nope", b'{"whole":1}', b"\xff", None, b'{"whole":2}'])
 
-    found = events(values.slice(1, 3), JsonEvents(SHAPE)).column("event").to_pylist()
+    found = json_events(values.slice(1, 3), JsonEvents(SHAPE)).column("event").to_pylist()
 
     assert [event and event["whole"] for event in found] == [1, None, None]
 
@@ -490,7 +490,7 @@ def test_other_types_are_those_of_from_json(natively: Natively) -> None:
     values = examples(written(drawn), 800)
     values += [b'{"counts":{"a":1,"a":2}}', b'{"money":1e99999}', b'{"bytes":"YQ"}']
     values += [b'{"money":true}', b'{"counts":[]}', b'{"notes":{"a":{"b":[1, 2]},"c":" x "}}', b'{"dates":{"a":["x"]}}']
-    added = events(batch(values), JsonEvents(shape(OTHERS)))
+    added = json_events(batch(values), JsonEvents(shape_of(OTHERS)))
     found = list(zip(added.column("event").to_pylist(), added.column("_error").to_pylist(), strict=True))
 
     assert differences(values, found, natively(values, OTHERS)) == []
@@ -526,7 +526,7 @@ def test_the_decoder_gives_tasks_its_schema() -> None:
     decoding = Json(schema=SCHEMA).decoding()
 
     assert decoding.argument == JsonEvents(SHAPE)
-    assert decoding.function is events
+    assert decoding.function is json_events
     assert decoding is Json(schema=SCHEMA).decoding()
 
 

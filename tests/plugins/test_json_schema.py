@@ -17,7 +17,7 @@ from router import StartError
 from router.testing import check_decoder
 from router_decoders import Auto, JsonSchema
 from router_decoders.json_arrow import FramedObjects, JsonEvents, framed_events
-from router_decoders.json_types import shape
+from router_decoders.json_types import shape_of
 from router_schemas.json_schema.library import Objects
 from router_schemas.json_schema.registered import struct_of_text
 from router_schemas.model import KEY_HEADER, VALUE_HEADER, SchemaInfo
@@ -113,7 +113,7 @@ def test_new_versions_and_unannounced_ids_need_no_restart(faulty: FaultyRegistry
     assert begun.refresh(frozenset()) is begun
     (second,) = add(faulty, SECOND)
     begun = begun.refresh(frozenset())
-    assert begun.known.struct.fieldNames() == ["game", "amount", "note", "odds"]
+    assert begun.known_schemas.struct.fieldNames() == ["game", "amount", "note", "odds"]
     (other,) = add(faulty, {**BET, "title": "Login", "properties": {"who": {"type": "string"}}}, subject="logins")
 
     rows = stream(begun, [pack_value(other, None, b'{"who":"me"}'), pack_value(second, None, b"{}")])
@@ -305,7 +305,7 @@ def test_documents_that_a_schema_allows_have_the_values_that_python_reads(data: 
     schema = {"properties": {name: one for name, (one, _) in fields.items()}, "$defs": DEFS}
     value = st.fixed_dictionaries({}, optional={name: st.none() | values for name, (_, values) in fields.items()})
     documents = data.draw(st.lists(value, min_size=1, max_size=4))
-    known = shape(struct_of_text(json.dumps(schema)))
+    known = shape_of(struct_of_text(json.dumps(schema)))
 
     found = framed_events(
         raw(
@@ -444,4 +444,4 @@ def test_what_reads_objects_travels_to_tasks() -> None:
     """The plan of a batch is pickled, with the schemas in it."""
     known = Objects(struct_of_text(json.dumps(EVERYTHING)), {b"": SchemaInfo(7)})
 
-    assert hash(shape(known.struct)) == hash(shape(struct_of_text(json.dumps(EVERYTHING))))
+    assert hash(shape_of(known.struct)) == hash(shape_of(struct_of_text(json.dumps(EVERYTHING))))

@@ -320,7 +320,7 @@ def test_a_restart_knows_what_payloads_held(games: Proto, open_) -> None:
     again = open_(**options).refresh(frozenset())
 
     assert again.refresh(frozenset()) is again
-    assert list(again.known.inner.written) == ["message games.Bet"]
+    assert list(again.known_schemas.inner.written) == ["message games.Bet"]
 
 
 def test_an_unknown_wrapped_message_says_what_to_configure(games: Proto, open_) -> None:

@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 from router import Preparation, StartError
 from router.engine.checkpoint_store import LearntSchemas
 from router_decoders import Json
-from router_decoders.json import differences, leaves
+from router_decoders.json import leaf_types, schema_differences
 from router_schemas.json_schema.spark_types import struct_of
 
 if TYPE_CHECKING:
@@ -167,12 +167,12 @@ def test_differences_name_the_whole_path() -> None:
     }
     after = struct_of({"type": "object", "properties": {"list": {"type": "array", "items": inner}}})
 
-    assert differences(before, after) == [
+    assert schema_differences(before, after) == [
         "added list[].c{}: boolean",
         "removed list[].b: string",
         "changed list[].a: bigint -> double",
     ]
-    assert dict(leaves(before)) == {"list[].a": "bigint", "list[].b": "string"}
+    assert dict(leaf_types(before)) == {"list[].a": "bigint", "list[].b": "string"}
 
 
 @pytest.mark.parametrize("file", ["games.schema.json", "games.ddl"])
