@@ -27,8 +27,8 @@ COORDINATES = ("_topic", "_partition", "_offset", "_timestamp", "_key")
 """The columns of an outbox that are not the route's."""
 PLACE = COORDINATES[:3]
 """Where a record came from; no two rows of an outbox have the same."""
-BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
-BOUNDED = str(32 << 20)
+BATCH_BYTES_OPTION = "spark.sql.execution.arrow.maxBytesPerBatch"
+BOUNDED_BYTES = str(32 << 20)
 """Bytes of an Arrow batch: the router leaves it open, for rows that are small."""
 
 
@@ -88,16 +88,16 @@ def as_bytes(column: Column, kind: T.DataType, what: str) -> Column:
 @contextmanager
 def bounded_batches(spark: SparkSession) -> Iterator[None]:
     """Let tasks get rows in Arrow batches of bounded bytes."""
-    before: Any = spark.conf.get(BATCH_BYTES)
-    spark.conf.set(BATCH_BYTES, BOUNDED)
+    before: Any = spark.conf.get(BATCH_BYTES_OPTION)
+    spark.conf.set(BATCH_BYTES_OPTION, BOUNDED_BYTES)
     try:
         yield
     finally:
-        spark.conf.set(BATCH_BYTES, before)
+        spark.conf.set(BATCH_BYTES_OPTION, before)
 
 
-_FORMAT = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
-OPTIONS = {"timeZone": "UTC", "timestampFormat": f"{_FORMAT}XXX", "timestampNTZFormat": _FORMAT}
+_TIME_FORMAT = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
+OPTIONS = {"timeZone": "UTC", "timestampFormat": f"{_TIME_FORMAT}XXX", "timestampNTZFormat": _TIME_FORMAT}
 """Spark's own formats end at milliseconds."""
 
 
@@ -115,10 +115,10 @@ class ToJson(Encoder):
     def open(self, columns: T.StructType, folder: Path, subject: str | None = None, *, trial: bool = False) -> Encoding:
         """Return how rows are encoded; any columns are."""
         options = {**OPTIONS, "ignoreNullFields": "true" if self.nulls == "omit" else "false"}
-        return Encoding(as_it_is, None, "JSON", partial(_text, options=options))
+        return Encoding(as_it_is, None, "JSON", partial(_text_column, options=options))
 
 
-def _text(names: Iterable[str], options: dict[str, str]) -> Column:
+def _text_column(names: Iterable[str], options: dict[str, str]) -> Column:
     json_bytes = F.to_json(row(names), options).cast("binary")
     return tried(F.when(F.col("_offset") >= 0, json_bytes))  # always true, which no optimiser knows: see `tried`
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from router_schemas.registry_client import RegistryClient
 
 
-NO_ID = 0
+NO_SCHEMA_ID = 0
 """The id of a schema if it is not written: in a trial, and outside the wire format."""
 
 
@@ -86,11 +86,11 @@ class RegistryEncoder(Encoder):
         return file
 
     @abstractmethod
-    def written(self, resolved: ResolvedSchema, columns: StructType) -> Encoding:
+    def make_encoding(self, resolved: ResolvedSchema, columns: StructType) -> Encoding:
         """Return how rows are written with a schema; raise ValueError, naming the field, if they cannot be."""
 
     @abstractmethod
-    def derived(self, columns: StructType, subject: str, latest: ResolvedSchema | None) -> str | None:
+    def derive_text(self, columns: StructType, subject: str, latest: ResolvedSchema | None) -> str | None:
         """Return the text of a schema for columns that continues the newest one; None if only its author can do that.
 
         Raises ValueError, naming the field, if there can be none.
@@ -105,7 +105,7 @@ class RegistryEncoder(Encoder):
             raise StartError("no subject can be told from a topic that data names; give `subject`")
         try:
             if self.registry is None:
-                return self._encoding(self._schema(self._read_file(folder)), columns, label=self.file)
+                return self._labelled_encoding(self._resolve_text(self._read_file(folder)), columns, label=self.file)
             with RegistryClient(self.registry.resolve_paths(folder), subject=subject or "") as client:
                 return self._open_with_registry(
                     client, subject=subject or "", columns=columns, folder=folder, trial=trial
@@ -121,47 +121,47 @@ class RegistryEncoder(Encoder):
     ) -> Encoding:
         """Return how rows are written with the schema that the table of this module names."""
         if self.id is not None:
-            return self._encoding(_with_imports(client, client.by_id(self.id)), columns)
+            return self._labelled_encoding(_with_imports(client, client.by_id(self.id)), columns)
         if self.file:
             schema_of_file = self._registered_file(client, subject=subject, columns=columns, folder=folder, trial=trial)
             label = f"{self.file} (schema {schema_of_file.schema.id})"
-            return self._encoding(schema_of_file, columns, label=label)
+            return self._labelled_encoding(schema_of_file, columns, label=label)
         latest = _latest_version(client, subject)
         if latest is None:
             if not self.registers:
                 raise ValueError(f"subject {subject} has no schema; register one, or set `register: true`")
-            text = self.derived(columns, subject, None)
+            text = self.derive_text(columns, subject, None)
             assert text is not None  # there is no other schema to continue
         else:
             try:
-                return self._encoding(latest, columns)
+                return self._labelled_encoding(latest, columns)
             except ValueError as fault:
                 if not self.registers or latest.schema.kind != self.schema_kind:
                     raise
-                text = self.derived(columns, subject, latest)
+                text = self.derive_text(columns, subject, latest)
                 if text is None:
                     raise ValueError(f"{fault}; add it, for this schema was not made by the router") from fault
         # Checked before it is registered, because a registered version stays for ever.
-        self.written(self._schema(text), columns)
-        registered = self._register(client, subject, text, trial=trial)
-        return self._encoding(registered, columns)
+        self.make_encoding(self._resolve_text(text), columns)
+        registered = self._register_text(client, subject, text, trial=trial)
+        return self._labelled_encoding(registered, columns)
 
-    def _register(self, client: RegistryClient, subject: str, text: str, *, trial: bool) -> ResolvedSchema:
+    def _register_text(self, client: RegistryClient, subject: str, text: str, *, trial: bool) -> ResolvedSchema:
         if trial:
-            return self._schema(text)
+            return self._resolve_text(text)
         schema_id = client.register(subject, self.schema_kind, text)
-        return self._schema(text, schema_id)
+        return self._resolve_text(text, schema_id)
 
-    def _schema(self, text: str, schema_id: int = NO_ID) -> ResolvedSchema:
+    def _resolve_text(self, text: str, schema_id: int = NO_SCHEMA_ID) -> ResolvedSchema:
         return ResolvedSchema(RegisteredSchema(schema_id, self.schema_kind, text))
 
-    def _encoding(self, resolved: ResolvedSchema, columns: StructType, label: str | None = None) -> Encoding:
+    def _labelled_encoding(self, resolved: ResolvedSchema, columns: StructType, label: str | None = None) -> Encoding:
         """Return how rows are written with a schema; raise ValueError, with the schema's label, if they cannot be."""
         label = label or SchemaOrigin.of(resolved).label
         if resolved.schema.kind != self.schema_kind:
             raise ValueError(f"{label} is {resolved.schema.kind}, not {self.schema_kind}")
         try:
-            encoding = self.written(resolved, columns)
+            encoding = self.make_encoding(resolved, columns)
         except ValueError as fault:
             raise ValueError(f"{label}: {fault}") from fault
         return replace(encoding, what=f"{encoding.what}, {label}")
@@ -173,15 +173,15 @@ class RegistryEncoder(Encoder):
         text = self._read_file(folder)
         if self.registers:
             # Checked before it is registered, because a registered version stays for ever.
-            self._encoding(self._schema(text), columns, label=self.file)
-            return self._register(client, subject, text, trial=trial)
+            self._labelled_encoding(self._resolve_text(text), columns, label=self.file)
+            return self._register_text(client, subject, text, trial=trial)
         try:
             schema_id = client.lookup(subject, self.schema_kind, text)
         except NotFound as absent:
             raise ValueError(
                 f"{self.file} is not registered under {subject}; register it, or set `register: true`"
             ) from absent
-        return self._schema(text, schema_id)
+        return self._resolve_text(text, schema_id)
 
     def _read_file(self, folder: Path) -> str:
         """Return the text of the schema file."""
@@ -222,7 +222,7 @@ def _with_imports(client: RegistryClient, schema: RegisteredSchema) -> ResolvedS
     return ResolvedSchema(schema, References(client).imports_of(schema))
 
 
-def framed(array: pa.Array, prefix: bytes, write: Write) -> Encoded:
+def write_with_prefix(array: pa.Array, prefix: bytes, write: Write) -> Encoded:
     """Write the rows of an array; raise ValueError for one that cannot be written."""
     return Encoded([prefix + record for record in write(array)])
 
@@ -251,7 +251,7 @@ class ToAvro(RegistryEncoder):
         default=None, pattern=FULL_NAME, description="full name of a record made for columns; default: the subject's"
     )
 
-    def written(self, resolved: ResolvedSchema, columns: StructType) -> Encoding:
+    def make_encoding(self, resolved: ResolvedSchema, columns: StructType) -> Encoding:
         """Return how rows are written with a schema."""
         from router_schemas.avro.model import text_of
         from router_schemas.avro.parser import parse_resolved
@@ -264,7 +264,7 @@ class ToAvro(RegistryEncoder):
         _avro_writer(argument)  # raises here, on the driver, if columns and schema do not match
         return Encoding(encode_avro, argument, "Avro")
 
-    def derived(self, columns: StructType, subject: str, latest: ResolvedSchema | None) -> str | None:
+    def derive_text(self, columns: StructType, subject: str, latest: ResolvedSchema | None) -> str | None:
         """Return a schema for columns and the fields of the newest one, if the router could have made that."""
         from router_schemas.avro.merge import RecordVersion, merge_records
         from router_schemas.avro.model import Ref, text_of
@@ -288,7 +288,7 @@ class ToAvro(RegistryEncoder):
 
 def encode_avro(array: pa.Array, written: AvroTarget) -> Encoded:
     """Return framed records of an array of structs. Runs on executors."""
-    return framed(array, written.prefix, _avro_writer(written))
+    return write_with_prefix(array, written.prefix, _avro_writer(written))
 
 
 @lru_cache(maxsize=64)
@@ -344,7 +344,7 @@ class ToProtobuf(RegistryEncoder):
         except CompilerError as error:
             raise StartError(f"the schema cannot be compiled here: {error}") from error
 
-    def written(self, resolved: ResolvedSchema, columns: StructType) -> Encoding:
+    def make_encoding(self, resolved: ResolvedSchema, columns: StructType) -> Encoding:
         """Return how rows are written with a message of a schema."""
         from router_schemas.protobuf.descriptors import compile_schema, message_index_of, message_names
         from router_schemas.wire_format import payload_prefix
@@ -359,7 +359,7 @@ class ToProtobuf(RegistryEncoder):
         _protobuf_writer(argument)  # raises here, on the driver, if columns and schema do not match
         return Encoding(encode_protobuf, argument, f"Protobuf message {message}")
 
-    def derived(self, columns: StructType, subject: str, latest: ResolvedSchema | None) -> str | None:
+    def derive_text(self, columns: StructType, subject: str, latest: ResolvedSchema | None) -> str | None:
         """Return a message for columns that continues the newest one."""
         from router_schemas.protobuf.derive import derive_message, read_derived_message, text_of
         from router_schemas.protobuf.descriptors import compile_schema, message_names
@@ -376,7 +376,7 @@ class ToProtobuf(RegistryEncoder):
 
 def encode_protobuf(array: pa.Array, written: ProtobufTarget) -> Encoded:
     """Return framed messages of an array of structs. Runs on executors."""
-    return framed(array, written.prefix, _protobuf_writer(written))
+    return write_with_prefix(array, written.prefix, _protobuf_writer(written))
 
 
 @lru_cache(maxsize=64)

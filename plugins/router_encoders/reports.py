@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from router import Batch
 
-REPORT = "kind string, rows bigint, topic string, partition int, offset bigint, text string"
-LONGEST = 1000
+REPORT_COLUMNS = "kind string, rows bigint, topic string, partition int, offset bigint, text string"
+MAX_REASON_CHARACTERS = 1000
 """Characters of a reason that are kept."""
 
 
@@ -33,21 +33,21 @@ class Reports:
 
     rows: list[dict[str, Any]] = field(default_factory=list)
 
-    def sent(self, rows: int) -> None:
+    def add_sent(self, rows: int) -> None:
         """Report rows that the other side has taken."""
         if rows:
             self.rows.append({"kind": "sent", "rows": rows})
 
-    def refused(self, place: dict[str, Any], reason: str) -> None:
+    def add_refused(self, place: dict[str, Any], reason: str) -> None:
         """Report a row that can never be sent; `place` has the columns of PLACE."""
         record = {name[1:]: place[name] for name in PLACE}
-        self.rows.append({"kind": "refused", "rows": 1, **record, "text": reason[:LONGEST]})
+        self.rows.append({"kind": "refused", "rows": 1, **record, "text": reason[:MAX_REASON_CHARACTERS]})
 
-    def ended(self, kind: str, why: str) -> None:
+    def add_end(self, kind: str, why: str) -> None:
         """Report that the task sends nothing more: the other side is `away`, or something is `wrong`."""
-        self.rows.append({"kind": kind, "text": why[:LONGEST]})
+        self.rows.append({"kind": kind, "text": why[:MAX_REASON_CHARACTERS]})
 
-    def taken(self) -> pa.RecordBatch:
+    def take_batch(self) -> pa.RecordBatch:
         """Return the reports since the last time."""
         import pyarrow as pa  # `router check` imports this module, and is quick without it
 
@@ -66,14 +66,14 @@ class Reports:
         return pa.RecordBatch.from_pylist(rows, schema)
 
 
-def reported(rows: DataFrame, batch: Batch, task: Callable[[Iterable[Any]], Iterator[Any]]) -> DataFrame:
+def run_tasks(rows: DataFrame, batch: Batch, task: Callable[[Iterable[Any]], Iterator[Any]]) -> DataFrame:
     """Run tasks over rows once, and return their reports."""
     with bounded_batches(rows.sparkSession):
         # Computed once and kept: reading the reports later must not send the rows again.
-        return rows.mapInArrow(batch.guarded(task), REPORT).localCheckpoint(eager=True)
+        return rows.mapInArrow(batch.guarded(task), REPORT_COLUMNS).localCheckpoint(eager=True)
 
 
-def outcome(events: DataFrame, reports: DataFrame, other_side: str) -> Outcome:
+def outcome_of(events: DataFrame, reports: DataFrame, other_side: str) -> Outcome:
     """Return the outcome of a batch; raise StartError or ConnectionError if a task reports why it ended."""
     summed = reports.groupBy("kind").agg(F.sum("rows").alias("rows"), F.max("text").alias("text"))
     by_kind = {report["kind"]: report for report in summed.collect()}

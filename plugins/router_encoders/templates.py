@@ -40,16 +40,16 @@ def table_column(template: str) -> Column:
     return text_column(pieces)
 
 
-NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\.[a-z0-9][a-z0-9_]{0,127}")
-LAYER = re.compile(r"[a-z][a-z0-9_]{0,63}\.")
-LITERAL = re.compile(r"[a-z0-9_]*")
+TABLE_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\.[a-z0-9][a-z0-9_]{0,127}")
+LAYER_PREFIX = re.compile(r"[a-z][a-z0-9_]{0,63}\.")
+LITERAL_PART = re.compile(r"[a-z0-9_]*")
 
 
 def check_name(name: str) -> str:
     """Return the name of a fixed table; raise ValueError when it is none."""
     if "{" in name or "}" in name:
         raise ValueError("this sink has one fixed table; for a table per value use `tables`")
-    if not NAME.fullmatch(name):
+    if not TABLE_NAME.fullmatch(name):
         raise ValueError(
             "a table is layer.table in small letters, digits and underscores, such as gold.big_wins, "
             "with at most 64 characters before the dot and 128 after it"
@@ -65,11 +65,11 @@ def check_template(template: str) -> str:
     texts = [piece for piece in pieces if isinstance(piece, str)]
     layer = None
     if isinstance(pieces[0], str):
-        layer = LAYER.match(pieces[0])
+        layer = LAYER_PREFIX.match(pieces[0])
     if layer is None:
         raise ValueError("the layer comes first and is fixed, such as `silver.` in silver.{event.game}")
     behind_layer = texts[0][layer.end() :]
     for text in [behind_layer, *texts[1:]]:
-        if not LITERAL.fullmatch(text):
+        if not LITERAL_PART.fullmatch(text):
             raise ValueError(f"outside of braces only small letters, digits and underscores can stand, not {text!r}")
     return template

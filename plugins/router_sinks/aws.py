@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from router import ApplyingSink, Batch, Encoder, Encoding, Opening, Outcome, Server, StartError, tried
 from router_encoders import ToJson
 from router_encoders.outbox_rows import PLACE, order_key, own_columns, with_event
-from router_encoders.reports import Reports, outcome, reported
+from router_encoders.reports import Reports, outcome_of, run_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -173,7 +173,7 @@ class Aws(ApplyingSink):
         )
         # Rows of a group or key stay together, in the order of their offsets.
         rows = self._select_rows(events).repartition(self.tasks, "_group").sortWithinPartitions(*PLACE)
-        return outcome(events, reported(rows, batch, send_task(job)), f"{self.service} at {self.to}")
+        return outcome_of(events, run_tasks(rows, batch, send_task(job)), f"{self.service} at {self.to}")
 
     def _select_rows(self, events: DataFrame) -> DataFrame:
         """Return the rows to send: their place, group or key (`_group`), deduplication id (`_mark`) and value."""
@@ -268,10 +268,10 @@ def send_task(job: SendJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.
                 client = client or _make_client(job)
                 for items in _group_calls(_make_items(batch, job, reports), SERVICE_LIMITS[job.service], fifo=job.fifo):
                     _deliver_items(client, job, items, reports)
-                yield reports.taken()
+                yield reports.take_batch()
         except _Ended as end:
-            reports.ended(*end.args)
-        yield reports.taken()
+            reports.add_end(*end.args)
+        yield reports.take_batch()
 
     return send_rows
 
@@ -290,13 +290,13 @@ def _make_items(batch: pa.RecordBatch, job: SendJob, reports: Reports) -> Iterat
     most = SERVICE_LIMITS[job.service].item_bytes
     for number, (place, value) in enumerate(zip(rows, encoded.values, strict=True)):
         if value is None:
-            reports.refused(place, encoded.reasons.get(number, "it cannot be encoded"))
+            reports.add_refused(place, encoded.reasons.get(number, "it cannot be encoded"))
             continue
         group = (place["_group"] or b"").decode(errors="replace")
         mark = (place["_mark"] or b"").decode(errors="replace")
         item = Item(place, value, group, mark)
         if fault := _item_fault(item, job, most):
-            reports.refused(place, fault)
+            reports.add_refused(place, fault)
         else:
             yield item
 
@@ -342,11 +342,11 @@ def _deliver_items(client: Any, job: SendJob, items: list[Item], reports: Report
         if attempt:
             time.sleep(min(MAX_RESEND_PAUSE_SECONDS, 0.05 * 2 ** (attempt - 1)))
         missed_items = _send_items(client, job, items)
-        reports.sent(len(items) - len(missed_items))
+        reports.add_sent(len(items) - len(missed_items))
         again = []
         for missed in missed_items:
             if missed.refused:
-                reports.refused(missed.item.place, f"{job.service} answers {missed.code}: {missed.text}")
+                reports.add_refused(missed.item.place, f"{job.service} answers {missed.code}: {missed.text}")
             else:
                 again.append(missed)
         if not again:

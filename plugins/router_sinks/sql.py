@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from router import ApplyingSink, Batch, Opening, Outcome, Placeholder, Server, StartError, parse_template, row, tried
 from router_encoders.outbox_rows import PLACE, own_columns, with_event
-from router_encoders.reports import outcome, reported
+from router_encoders.reports import outcome_of, run_tasks
 from router_encoders.templates import text_column
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Database(ApplyingSink):
         spread_by = [f"_row.`{name}`" for name in self.key] or PLACE
         rows = rows.repartition(self.tasks, "_table", *spread_by).sortWithinPartitions("_table", *PLACE)
         job = self._make_job(events)
-        return outcome(events, reported(rows, batch, insert_task(job)), shown_database(job))
+        return outcome_of(events, run_tasks(rows, batch, insert_task(job)), shown_database(job))
 
     def _select_rows(self, events: DataFrame) -> DataFrame:
         """Return the rows to insert: their place, table and columns."""

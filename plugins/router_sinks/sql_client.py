@@ -104,15 +104,15 @@ def insert_task(job: InsertJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator
                 row_type = batch.schema.field("_row").type
                 for table, rows in _by_table(batch):
                     session.insert_rows(table, rows, row_type, reports)
-                yield reports.taken()
+                yield reports.take_batch()
         except _Away as error:
-            reports.ended("away", str(error))
+            reports.add_end("away", str(error))
         except (_Wrong, StartError) as error:
-            reports.ended("wrong", str(error))
+            reports.add_end("wrong", str(error))
         finally:
             if session:
                 session.close()
-        yield reports.taken()
+        yield reports.take_batch()
 
     return insert_batches
 
@@ -190,7 +190,7 @@ class Session:
             if self.job.fixed and name is not None:
                 raise _Wrong(table)  # it was dropped or changed: no row is at fault
             for row in rows:
-                reports.refused(row, table)
+                reports.add_refused(row, table)
             return
         step = max(1, min(self.job.rows_per_statement, MAX_PARAMETERS // len(self.job.columns)))
         for first in range(0, len(rows), step):
@@ -205,13 +205,13 @@ class Session:
             self._run_in_transaction(lambda connection: connection.execute(self._make_statement(table, values)))
         except _RowFault as error:
             if len(rows) == 1:
-                reports.refused(rows[0], str(error))
+                reports.add_refused(rows[0], str(error))
                 return
             middle = len(rows) // 2
             self._insert_in_transaction(table, rows[:middle], row_type, reports)
             self._insert_in_transaction(table, rows[middle:], row_type, reports)
         else:
-            reports.sent(len(rows))
+            reports.add_sent(len(rows))
 
     def _row_values(self, table: sa.Table, rows: list[dict[str, Any]], row_type: pa.StructType) -> list[dict[str, Any]]:
         """Return the values of rows; of those with one key only the last: a statement may not change a row twice."""

@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 
 from router import Encoded, Encoding
 from router.spark_internals import arrow_type
-from router_encoders.registry_encoder import framed
+from router_encoders.registry_encoder import write_with_prefix
 
 Values = st.SearchStrategy[Any]
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -31,7 +31,7 @@ def rows_of(columns: T.StructType, rows: list[dict[str, Any]]) -> pa.StructArray
 
 def encoded(rows: pa.StructArray, write: Any) -> Encoded:
     """Return what a task makes of rows with a writer that raises ValueError for some."""
-    return Encoding(lambda array, _: framed(array, b"", write), None, "rows").encode(rows)
+    return Encoding(lambda array, _: write_with_prefix(array, b"", write), None, "rows").encode(rows)
 
 
 def whole(bits: int) -> Values:
