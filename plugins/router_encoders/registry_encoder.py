@@ -273,7 +273,7 @@ class ToAvro(RegistryEncoder):
 
         if latest is None:
             return text_of(derive_schema(columns, self.name or record_name(subject)))
-        # A schema that the router has not made only its author can continue: see `known`.
+        # A schema that the router has not made only its author can continue: see `parse_derived_schema`.
         newest = parse_derived_schema(latest)
         if newest is None or not isinstance(newest.root, Ref):
             return None

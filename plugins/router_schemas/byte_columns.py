@@ -117,14 +117,14 @@ def unscaled_integers(array: pa.Array) -> list[int]:
 
 
 def join_rows(columns: Sequence[ByteRows], rows: int) -> ByteRows:
-    """Return what columns write, joined row by row; without columns, empty bytes for each of the `rows`."""
+    """Join the bytes of columns row by row; without columns, return empty bytes for each of the `rows`."""
     if not columns:
         return [b""] * rows
     return [b"".join(row) for row in zip(*columns, strict=True)]
 
 
 def or_null(array: pa.Array, write: Callable[[pa.Array], list[V]], null: V) -> list[V]:
-    """Return what `write` makes of an array that may have nulls, with `null` in their places."""
+    """Write an array that may have nulls, with `null` in their places."""
     if not array.null_count:
         return write(array)
     written = iter(write(array.drop_null()))

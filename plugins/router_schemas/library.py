@@ -123,7 +123,7 @@ class RegistryLibrary(Library[M], Generic[U, M]):
 
     @abstractmethod
     def use_of_schema(self, writer: WriterSchema, resolved: ResolvedSchema, origin: SchemaOrigin) -> U:
-        """Return what a writer's schema is used for; raise ValueError with the reason when it cannot be read."""
+        """Return the use of a writer's schema; raise ValueError with the reason if it cannot be read."""
 
     @abstractmethod
     def combine_uses(self) -> M:
@@ -226,7 +226,7 @@ class RegistryLibrary(Library[M], Generic[U, M]):
             self.faults[text] = f"schema {resolved.schema.id} cannot be used: {fault}"
 
     def _counted_use(self, writer: WriterSchema, resolved: ResolvedSchema) -> U:
-        """Return what a writer's schema is used for, as the version of a subject that counts."""
+        """Return the use of a writer's schema, as the version of a subject that counts."""
         origin = SchemaOrigin.of(resolved)
         use = self.use_of_schema(writer, resolved, origin)
         # Which subjects count may depend on the record's name, and only its use has that.

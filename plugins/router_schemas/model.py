@@ -180,7 +180,7 @@ class SchemaInfo:
 
     @staticmethod
     def of(origin: SchemaOrigin, message: str | None, reason: str | None = None) -> SchemaInfo:
-        """Return what is known of the values that a schema wrote."""
+        """Return the schema, version and message of values, for their columns."""
         return SchemaInfo(origin.id, origin.version, origin.subject, message, reason)
 
 

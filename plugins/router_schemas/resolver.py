@@ -116,7 +116,7 @@ class SchemaResolver:
         return SchemaResolver(RegistryClient(registry.resolve_paths(folder), subject=subject), memory)
 
     def resolve_ids(self, names: Iterable[int | UUID]) -> dict[int | UUID, ResolvedSchema | Unknown]:
-        """Return what each id or GUID means, in the order given.
+        """Return the schema of each id or GUID, in the order given.
 
         One that the registry does not have is Unknown for a minute; near the largest known id it is asked for again
         within a second. Raises RegistryAway when one was never seen and the registry cannot be asked, or refuses also
@@ -164,7 +164,7 @@ class SchemaResolver:
         return meanings
 
     def _recall_id(self, schema_id: int) -> ResolvedSchema | Unknown | None:
-        """Return what is known of an id without asking the registry."""
+        """Return the known schema of an id without asking the registry."""
         if not 0 <= schema_id <= LARGEST_ID:
             return Unknown(f"no schema can have the id {schema_id}: ids are 0 to {LARGEST_ID}")
         resolved = self._known.get(schema_id) or self._kept.read_schema(schema_id)
@@ -361,7 +361,7 @@ class SchemaCache:
         self._registry = registry
 
     def read_schema(self, schema_id: int) -> ResolvedSchema | None:
-        """Return what was kept for an id."""
+        """Return the schema that was kept for an id."""
         resolved = self._read_file(self._file_name("id", str(schema_id)), _SCHEMA_FILE)
         if resolved is None or resolved.schema.id != schema_id:
             return None

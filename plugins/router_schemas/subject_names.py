@@ -20,7 +20,7 @@ CONTEXT_PREFIX = re.compile(r"^:[^:]*:")
 
 
 def context_of(subject: str) -> str:
-    """Return what qualifies a subject of a context, `:.staging:`; an empty text if nothing does."""
+    """Return the context of a subject, such as `:.staging:`; an empty text for the default one."""
     match = CONTEXT_PREFIX.match(subject)
     return match[0] if match else ""
 

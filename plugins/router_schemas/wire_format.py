@@ -175,7 +175,7 @@ def parse_values(
 
 
 def payloads_of(values: pa.BinaryArray, parsed: ParsedValues) -> pa.BinaryArray:
-    """Return what follows the prefixes; null if a row names no schema."""
+    """Return the bytes behind the prefixes; null if a row names no schema."""
     framed = parsed.status == FRAMED
     starts = np.unique(parsed.starts[framed])
     if len(starts) == 0:

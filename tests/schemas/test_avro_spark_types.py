@@ -35,7 +35,7 @@ def logical(kind: str, logical_type: str, **more: Json) -> Json:
     return {"type": kind, "logicalType": logical_type, **more}
 
 
-# What from_avro of spark-avro 4.0.0 declares for the schemas that `mapped` returns; run, not read.
+# What from_avro of spark-avro 4.0.0 declares for the schemas that `map_schema` returns; run, not read.
 TYPES: list[tuple[Json, str]] = [
     *((one, one) for one in ("boolean", "int", "float", "double", "string")),
     ("long", "bigint"),

@@ -195,7 +195,7 @@ class _Fold:
         return old
 
     def try_to_join(self, join: Callable[[S, S], S], old: S, new: S, at: _Place) -> S:
-        """Return what `join` makes of two types; if it refuses, note that and return the first."""
+        """Join two types by `join`; if it refuses, note that and return the first."""
         try:
             return join(old, new)
         except ValueError as error:

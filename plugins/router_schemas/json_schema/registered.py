@@ -65,7 +65,7 @@ def struct_of_registered(resolved: ResolvedSchema) -> T.StructType:
 
 
 def title_of(resolved: ResolvedSchema) -> str | None:
-    """Return what a schema calls its records: Confluent's clients take its title for the name of a record."""
+    """Return the title of a schema, which Confluent's clients take for the name of a record; None without one."""
     match json.loads(resolved.schema.text):
         case {"title": str(title)} if title:
             return title

@@ -205,7 +205,7 @@ def _implied_types(node: Mapping[str, Any]) -> list[str]:
 
 
 def at_pointer(document: object, pointer: str) -> object:
-    """Return what a JSON pointer within a document leads to, `#/properties/game`; None if there is nothing."""
+    """Return the part of a document at a JSON pointer, such as `#/properties/game`; None if there is none."""
     for step in pointer.removeprefix("#").split("/")[1:]:
         key = unquote(step).replace("~1", "/").replace("~0", "~")
         if isinstance(document, Mapping):
@@ -247,7 +247,7 @@ def check_types(kind: T.DataType, path: str = "") -> None:
 
 
 def _refused_type(kind: T.DataType) -> str:
-    """Return what is wrong with a type itself; empty for a good one."""
+    """Return the fault of a type itself; empty for a good one."""
     match kind:
         case T.ByteType():
             return "tinyint takes 200 for -56; use smallint"

@@ -52,8 +52,8 @@ class MergedMessage:
     """Versions that one message reads.
 
     `message` is the full name in the first of them; `labels` those that were merged; `descriptors` a
-    FileDescriptorSet whose last file has the merged message first, for `decode.reader`; `refused` has the conflicts of
-    versions that do not fit.
+    FileDescriptorSet whose last file has the merged message first, for `decode.make_message_reader`; `refused` has the
+    conflicts of versions that do not fit.
     """
 
     message: str
