@@ -43,7 +43,8 @@ def runs_at_saves(function: Callable[..., None]) -> Callable[..., None]:
             return
         if options["as_json"]:
             raise click.UsageError("--json prints one document: it goes without --watch")
-        files = [*options.get("files", ()), *filter(None, [options.get("file")]), *options["plugin_files"]]
+        files = [*options.get("files", ()), *options["plugin_files"]]
+        files += [options[name] for name in ("file", "against") if options.get(name)]
         try:
             # To be interrupted is how it ends.
             with suppress(KeyboardInterrupt, click.Abort), warm_sessions():
@@ -75,6 +76,8 @@ def _run_at_saves(run: Callable[[], None], folders: Iterable[Path]) -> None:
             run()
         except (click.exceptions.Exit, SystemExit):  # the code says what was printed already
             pass
+        except click.ClickException:  # of options, which no save changes
+            raise
         except Exception as error:
             show_error(error, click.get_current_context().info_name)
         code = {path: _stamp(path) for path in _imported_code()} | code

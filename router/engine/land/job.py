@@ -252,7 +252,11 @@ class LandingJob:
             raise
         finally:
             self.spark.conf.set(BATCH_BYTES, UNBOUNDED)
-        return _landed(reports, began)
+        landed = _landed(reports, began)
+        if self.traced:
+            files = [replace(file, columns=tuple(n for n in file.columns if n not in TRACED)) for file in landed.files]
+            landed = replace(landed, files=files)
+        return landed
 
 
 def some(names: frozenset[str]) -> str:
@@ -267,8 +271,7 @@ def _landed(reports: Any, began: float) -> Landed:
     landed = Landed(began=began)
     for report in reports:
         if "path" in report:
-            columns = [name for name in report["columns"] if name not in TRACED]
-            landed.files.append(StagedFile.of({**report, "columns": columns}))
+            landed.files.append(StagedFile.of(report))
         elif "big" in report:
             ages = {place: TableAges.of(of_table) for place, of_table in report["ages"].items()}
             landed += Landed(big=report["big"], failed=report["failed"], defects=report["defects"], ages=ages)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow.dataset as ds
 from sqlglot import exp, parse_one
+from sqlglot.errors import SqlglotError
 
 from router.delta.keyed.row_order import DELETED
 from router.delta.lake import Lake
@@ -31,6 +32,7 @@ from router.engine.reprocess.preview import (
     staging_lake_of,
 )
 from router.own_names import ARRIVAL, BATCH_ID, OUTBOX, QUARANTINE, QUERY, TABLE
+from router.registry import parts_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 
 _UNSTEADY = re.compile(
     "(curdate|current_?(catalog|database|date|schema|time|timestamp|user)|localtimestamp|monotonically_increasing_id|now"
-    "|rand(n|om|str)?|session_user|shuffle|unix_timestamp|user|uuid)"
+    "|rand(n|om|str)?|session_user|shuffle|user|uuid)"
 )
 """Functions of Spark whose value depends on time, chance or user, also as sqlglot calls them."""
 _NOT_COMPARED = {*MERGED_COORDINATES, ARRIVAL, BATCH_ID, QUERY, TABLE, *TRACED}
@@ -302,9 +304,10 @@ def _unsteady(config: Config) -> dict[str, str]:
     """Return the routes, and columns of routes, that depend on time, chance or user: each with the function."""
     found = {}
     for route in config.routes:
-        rule = getattr(route.match, "sql", None)
-        if isinstance(rule, str) and (function := _unsteady_function(rule)[1]):
-            found[route.identity] = function
+        for rule in parts_in(route.match):
+            text = getattr(rule, "sql", None)
+            if isinstance(text, str) and (function := _unsteady_function(text)[1]):
+                found[route.identity] = function
         for text in route.select:
             column, function = _unsteady_function(text)
             if function:
@@ -314,7 +317,10 @@ def _unsteady(config: Config) -> dict[str, str]:
 
 def _unsteady_function(sql: str) -> tuple[str, str]:
     """Return the name that an expression has as a column, and its first function with another value each time."""
-    tree = parse_one(sql, read="spark")
+    try:
+        tree = parse_one(sql, read="spark")
+    except SqlglotError:  # Spark may take it
+        return "", ""
     for node in tree.find_all(exp.Func, exp.Column):
         name = node.name
         if isinstance(node, exp.Func) and not isinstance(node, exp.Anonymous):

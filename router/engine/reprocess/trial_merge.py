@@ -18,7 +18,8 @@ from deltalake.exceptions import DeltaError
 
 from router.api.sinks import MergingSink
 from router.delta.history import log_commits, log_versions
-from router.delta.keyed.row_versions import deletions_table, rows_of_keys
+from router.delta.keyed.row_versions import DELETED_AT, deletions_table, rows_of_keys
+from router.delta.keyed.scd import MOMENT
 from router.delta.replace import set_properties
 from router.delta.replace_by_spark import staged_rows
 from router.delta.staged_files import staged_parts
@@ -66,24 +67,33 @@ def merge_trial(trial: Trial) -> dict[tuple[str, str], TrialMerge]:
         ledger=config.ledger,
         executors=trial.context.executors,
     )
-    merges: dict[tuple[str, str], TrialMerge] = {}
+    works: list[tuple[TableCommit, MergingSink]] = []
+    keys: dict[str, list[pa.Table]] = defaultdict(list)
+    keyed_by: dict[str, KeyedTable] = {}
     for work in trial.decision.commits:
         sink = sinks.get(work.target)
-        if not isinstance(sink, MergingSink) or work.target not in targets:
-            continue
-        keyed = sink.keyed()
-        copied = {}
-        for table, keys in _keys_by_table(lake, work, keyed).items():
-            try:
-                copied[table] = _copy_rows(trial, table, keys, keyed)
-            except (TableError, DeltaError, OSError, pa.ArrowException) as error:
-                copied[table] = TrialMerge({}, unknown=first_line(error))
+        if isinstance(sink, MergingSink) and work.target in targets:
+            works.append((work, sink))
+            for table, of_table in _keys_by_table(lake, work, sink.keyed()).items():
+                keys[table].append(of_table)
+                keyed_by[table] = sink.keyed()
+    # Of all sinks of a table at once, since their merges follow one another.
+    copied = {}
+    for table, parts in keys.items():
+        try:
+            copied[table] = _copy_rows(
+                trial, table, pa.concat_tables(parts, promote_options="permissive"), keyed_by[table]
+            )
+        except (TableError, DeltaError, OSError, pa.ArrowException) as error:
+            copied[table] = TrialMerge({}, unknown=first_line(error))
+    merges: dict[tuple[str, str], TrialMerge] = {}
+    for work, sink in works:
         rows = OutboxRows(targets[work.target], work, staged_rows(spark, lake, work), trial.decision.partitions, {})
         outcomes = merger.merge_tables(sink, rows, {})
-        for table, copy in copied.items():
-            unknown = copy.unknown or outcomes.failed.get(table, "")
-            counts = {} if unknown else outcomes.by_table.get(table, {})
-            merges[work.target, table] = replace(copy, counts=counts, unknown=unknown)
+        for table in outcomes.by_table.keys() | outcomes.failed.keys():
+            unknown = copied[table].unknown or outcomes.failed.get(table, "")
+            counts = {} if unknown else outcomes.by_table[table]
+            merges[work.target, table] = replace(copied[table], counts=counts, unknown=unknown)
     return merges
 
 
@@ -102,19 +112,22 @@ def _copy_rows(trial: Trial, table: str, keys: pa.Table, keyed: KeyedTable) -> T
     handle = lake.open(table)
     if handle is None:
         return TrialMerge({})
-    version = _version_before(lake, table, trial.decision.partitions)
+    version, until = _version_before(lake, table, trial.decision.partitions)
     if version is None:
         version = handle.version()
     if version < 0:
         return TrialMerge({})
     try:
         before = DeltaTable(lake.address(table), version=version, storage_options=lake.delta_options(table))
-        copies = {table: before}
+        rows = rows_of_keys(before, keys, keyed, before.schema().to_arrow().names)
+        _write(trial.staging_lake, table, rows, before)
         deletions = deletions_table(lake, table)
         if deletions is not None:
-            copies[f"{table}.{DELETIONS}"] = deletions
-        for name, source in copies.items():
-            _copy(source, trial.staging_lake, name, keys, keyed)
+            rows = rows_of_keys(deletions, keys, keyed, deletions.schema().to_arrow().names)
+            if until is not None:
+                # Those of a batch are remembered before its commit.
+                rows = rows.filter(pc.less_equal(rows.column(DELETED_AT), pa.scalar(until * 1000, MOMENT)))
+            _write(trial.staging_lake, f"{table}.{DELETIONS}", rows, deletions)
     except (DeltaError, OSError):
         if version == handle.version():
             raise
@@ -122,31 +135,34 @@ def _copy_rows(trial: Trial, table: str, keys: pa.Table, keyed: KeyedTable) -> T
     return TrialMerge({}, held_against=version)
 
 
-def _copy(source: DeltaTable, lake: Lake, name: str, keys: pa.Table, keyed: KeyedTable) -> None:
-    columns = [field.name for field in source.schema().fields]
-    metadata = source.metadata()
+def _write(lake: Lake, name: str, rows: pa.Table, like: DeltaTable) -> None:
+    """Make a table of some rows, with the properties of another one."""
+    metadata = like.metadata()
     options = lake.delta_options(name)
+    own = {key: value for key, value in metadata.configuration.items() if not key.startswith("delta.")}
     write_deltalake(
         lake.address(name),
-        rows_of_keys(source, keys, keyed, columns),
+        rows,
         partition_by=list(metadata.partition_columns) or None,
         name=metadata.name,
-        configuration={key: value for key, value in metadata.configuration.items() if key.startswith("delta.")},
+        configuration={key: value for key, value in metadata.configuration.items() if key not in own},
         storage_options=options,
     )
-    own = {key: value for key, value in metadata.configuration.items() if not key.startswith("delta.")}
     if own:  # those that delta-rs does not know can be set only
         set_properties(DeltaTable(lake.address(name), storage_options=options), own)
 
 
-def _version_before(lake: Lake, table: str, partitions: tuple[Partition, ...]) -> int | None:
+def _version_before(lake: Lake, table: str, partitions: tuple[Partition, ...]) -> tuple[int | None, int | None]:
     """Return the version of a table before the first commit that contains one of the records, or later ones.
 
-    None: no commit of its log does. As a table's commits are in the order of offsets, the oldest such one counts.
+    And its time, in milliseconds since 1970. None: no commit of its log does. The oldest such commit counts, as a
+    table's commits are in the order of offsets.
     """
+    until = None
     first_by_source = {f"{partition.topic}/{partition.partition}": partition.first for partition in partitions}
     for commit in log_commits(lake, table, log_versions(lake, table)):
         spans = ast.literal_eval(str(commit.notes.get("router.offsets") or "{}"))
         if any(source in first_by_source and last >= first_by_source[source] for source, (_, last) in spans.items()):
-            return commit.version - 1
-    return None
+            return commit.version - 1, until
+        until = commit.notes.get("timestamp")
+    return None, None

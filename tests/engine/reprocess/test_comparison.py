@@ -180,6 +180,9 @@ def test_what_is_another_value_each_time_is_named_and_left_out(pair: Pair) -> No
         ("event.game", "game", ""),
         ("event.*", "*", ""),
         ("concat('now()', event.a) AS b", "b", ""),
+        ("unix_timestamp() AS at", "at", "current_timestamp"),
+        ("unix_timestamp(event.t) AS at", "at", ""),
+        ("SELECT ((", "", ""),
     ],
 )
 def test_functions_with_another_value_each_time_are_found(sql: str, column: str, function: str) -> None:

@@ -259,6 +259,61 @@ def test_an_upsert_is_held_against_the_table_before_its_records(game: Game) -> N
     assert "11 inserted; of an empty table, since its log does not reach back" in game.preview("--last", "15").output
 
 
+TWO = """\
+name: games
+lake: {folder}/lake
+source: {{files: {{path: {folder}/in}}}}
+decode: {{json: "n int, name string, gone boolean"}}
+bronze: bronze.all
+routes:
+  - name: odd
+    match: {{sql: "event.n % 2 = 1"}}
+    select: ["event.n", "event.name"]
+    sinks: [{{upsert: {{table: silver.newest, keys: [name], delete_when: event.gone}}}}]
+  - name: even
+    match: {{sql: "event.n % 2 = 0"}}
+    select: ["event.n", "event.name"]
+    sinks: [{{upsert: {{table: silver.newest, keys: [name], delete_when: event.gone}}}}]
+trigger: {{once: true}}
+dead_letters: ops.dead
+"""
+
+
+def test_two_upserts_of_a_table_and_its_deletions_are_held_against_it(
+    game: Game, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it rows of a key are late since it was deleted by records that come after them."""
+    (game.folder / "games.yaml").write_text(TWO.format(folder=game.folder))
+    batches = [
+        [{"n": n, "name": f"p{n}"} for n in range(6)],
+        [{"n": 1, "name": "p1", "gone": True}, {"n": 2, "name": "p2", "gone": True}, {"n": 4, "name": "p9"}],
+        [{"n": 3, "name": "p1"}, {"n": 4, "name": "p2"}, {"n": 5, "name": "p9", "gone": True}],
+    ]
+    logged = []
+    for records in batches:
+        game.gets(*records)
+        caplog.clear()
+        game.runs()
+        lines = re.findall(r"(odd|even)/upsert: 1 tables, (.*)", caplog.text)
+        logged.append(
+            {key: {name: int(n) for n, name in re.findall(r"(\d+) (\w+)", text) if int(n)} for key, text in lines}
+        )
+
+    def merges(last: int) -> dict[str, dict[str, int]]:
+        found = {}
+        for table in game.document("--last", str(last))["tables"]:
+            assert not table["merge"]["unknown"]
+            counts = table["merge"]["counts"]
+            found[table["target"].partition("/")[0]] = {name: counts[name] for name in CHANGES if counts.get(name)}
+        return found
+
+    assert merges(3) == logged[2]
+    (game.folder / "in").mkdir(exist_ok=True)
+    first = merges(12)
+    assert sum(counts.get("inserted", 0) for counts in first.values()) == 7
+    assert not any("late" in counts for counts in logged)
+
+
 def test_what_would_stop_the_batch_is_told_and_the_rest_is_shown(game: Game) -> None:
     """Without it people find one reason after the other, each by a run that stops."""
     game.gets(*events(1, 2))
