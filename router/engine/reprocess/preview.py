@@ -41,6 +41,7 @@ from router.engine.reprocess.records import BronzeRecords, RecordRange, bronze_t
 from router.engine.reprocess.trial_merge import TrialMerge, merge_trial
 from router.engine.source import source
 from router.engine.source.position import arrival_of, stored_records
+from router.engine.start.run_lock import RUN_LOCK, is_run_active, locked
 from router.engine.steps import Steps
 from router.errors import StartError
 from router.own_names import OUTBOX, STAGING, TABLE
@@ -66,8 +67,8 @@ CALLS_OF = 100
 """Rows of a sink of which the calls are made: sinks make those of a small batch only, on the driver."""
 _ARRIVAL = arrival_of(1 << 20, 0)
 """The arrival of records that no batch has read: after all others."""
-_LONGEST = timedelta(days=1)
-"""Files of a preview that began earlier are those of one that was killed."""
+_JUST_NOW = timedelta(seconds=2)
+"""A preview that began within this time may not have its lock yet."""
 
 
 @dataclass(frozen=True)
@@ -245,11 +246,15 @@ def staging_lake_of(context: ReprocessContext) -> Iterator[Lake]:
         place = f"{context.lake.root}/{STAGING}/{context.config.name}/previews"
         around = Lake.at(place, context.lake.options)
     try:
-        yield Lake.at(f"{around.root}/{name}", around.options)
+        own = Lake.at(f"{around.root}/{name}", around.options)
+        with locked(own, RUN_LOCK, f"{own.root} is another preview's"):
+            yield own
     finally:
         for info in around.files.get_file_info(fs.FileSelector("", allow_not_found=True)):
-            left = info.base_name
-            if left == name or left < f"{begun - _LONGEST:%Y%m%dT%H%M%SZ}":
+            is_old = info.base_name < f"{begun - _JUST_NOW:%Y%m%dT%H%M%SZ}"
+            if info.base_name == name or (
+                is_old and not is_run_active(Lake.at(f"{around.root}/{info.base_name}", around.options))
+            ):
                 around.files.delete_dir(info.path)
 
 

@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -24,6 +26,7 @@ from router.config.loader import load
 from router.delta.lake import Lake
 from router.engine.reprocess import preview as module
 from router.engine.spark import session
+from router.engine.start.run_lock import RUN_LOCK, locked
 from router.engine.stream import run
 from router.registry import load_registry
 
@@ -404,14 +407,54 @@ def test_what_a_killed_preview_has_left_is_deleted_by_the_next(game: Game, monke
     monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(game.folder / "tmp"))
     (game.folder / "tmp").mkdir()
     around = game.folder / "tmp" / f"router-previews-{os.getuid()}"
-    for name in ("20200101T000000Z-0a1b2c3d", "29990101T000000Z-0a1b2c3d"):
+    names = ["20200101T000000Z-0a1b2c3d", "20200102T000000Z-0a1b2c3d", "29990101T000000Z-0a1b2c3d"]
+    for name in names:
         (around / name / "silver").mkdir(parents=True)
         (around / name / "silver" / "part.parquet").touch()
     game.gets(*events(1))
 
-    assert game.document()["read"] == 1
+    with locked(Lake.at(str(around / names[1])), RUN_LOCK, "held"):
+        assert game.document()["read"] == 1
 
-    assert [path.name for path in around.iterdir()] == ["29990101T000000Z-0a1b2c3d"]  # that of one at work
+    assert {path.name for path in around.iterdir()} == {*names[1:]}  # that of one at work, and of one that begins
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param("", id="as it begins", marks=pytest.mark.slow),
+        pytest.param("*/*/*.parquet", id="as rows are staged"),
+        pytest.param("*/silver/newest/_delta_log", id="as rows are merged", marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_preview_leaves_files_in_its_own_folder_only(
+    game: Game, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Without it a preview that ends badly is a change of the lake, or fills a disk."""
+    game.gets(*events(*range(200)))
+    game.says(most="1000")
+    game.runs()
+    temporary = game.folder.parent / f"{game.folder.name}_tmp"
+    temporary.mkdir()
+    around = temporary / f"router-previews-{os.getuid()}"
+    traces = game.traces()
+    command = [sys.executable, "-m", "router", "preview", "games.yaml", "--plugin", "flock.py"]
+    environ = {**os.environ, "TMPDIR": str(temporary)}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, cwd=game.folder, env=environ, **quiet) as process:  # type: ignore[call-overload]
+        while not (around.exists() and any(around.glob(moment or "*"))):
+            assert process.poll() is None
+            time.sleep(0.005)
+        process.kill()
+
+    assert [*around.iterdir()]
+    assert game.traces() == traces
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(temporary))
+    time.sleep(3)  # a preview that has just begun is left alone
+    game.document()
+    assert [*around.iterdir()] == []
+    assert game.traces() == traces
 
 
 def test_records_are_staged_in_no_folder_of_another_user(game: Game, monkeypatch: pytest.MonkeyPatch) -> None:
