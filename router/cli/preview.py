@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from router.engine.reprocess.records import RecordRange
     from router.engine.reprocess.trial_merge import TrialMerge
 
-CHANGES = ("inserted", "updated", "deleted", "late")
+CHANGES = ("inserted", "updated", "deleted", "late", "refused")
 _OFFSETS = re.compile(r"(?P<topic>.+)/(?P<partition>\d+)/(?P<first>\d+)-(?P<last>\d+)")
 
 
@@ -142,7 +142,7 @@ def _text(value: bytes) -> str:
 def _show(config: Config, found: Preview, *, whole: bool) -> None:
     """Print a preview for people: what is said of the batch, then lists of where its records go."""
     text = _shown_whole if whole else _shown
-    show_sentences([(name, printable(sentence)) for name, sentence in _sentences(config, found)])
+    show_sentences([(printable(name), printable(sentence)) for name, sentence in _sentences(config, found)])
     tables = []
     samples = []
     for table in found.tables:
@@ -186,7 +186,7 @@ def _show_differences(config: Config, found: Comparison, *, whole: bool) -> None
         sentences += [(f"the batch would stop {when}", stop) for stop in stops]
     for place, function in found.left_out.items():
         sentences.append((place, f"is not compared: {function} has another value each time"))
-    show_sentences([(name, printable(sentence)) for name, sentence in sentences])
+    show_sentences([(printable(name), printable(sentence)) for name, sentence in sentences])
     tables: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     samples: list[dict[str, Any]] = []
@@ -232,8 +232,9 @@ def _merge_in_words(merge: TrialMerge | None) -> str:
     if merge.unknown:
         return f"cannot be told: {merge.unknown}"
     changes = [f"{merge.counts[name]:,} {name}" for name in CHANGES if merge.counts.get(name)]
+    held = f" (version {merge.held_against})" if merge.held_against >= 0 else ""
     lost = "; of an empty table, since its log does not reach back to the first record" if merge.is_lost else ""
-    return f"{', '.join(changes) or 'nothing'}{lost}"
+    return f"{', '.join(changes) or 'nothing'}{held}{lost}"
 
 
 def _row(config: Config, target: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ it has imported, and so do the workers of Spark.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -45,6 +46,8 @@ def runs_at_saves(function: Callable[..., None]) -> Callable[..., None]:
             raise click.UsageError("--json prints one document: it goes without --watch")
         files = [*options.get("files", ()), *options["plugin_files"]]
         files += [options[name] for name in ("file", "against") if options.get(name)]
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
         try:
             # To be interrupted is how it ends.
             with suppress(KeyboardInterrupt, click.Abort), warm_sessions():
@@ -76,7 +79,7 @@ def _run_at_saves(run: Callable[[], None], folders: Iterable[Path]) -> None:
             run()
         except (click.exceptions.Exit, SystemExit):  # the code says what was printed already
             pass
-        except click.ClickException:  # of options, which no save changes
+        except (click.Abort, click.ClickException):  # Ctrl-C, or options that no save changes
             raise
         except Exception as error:
             show_error(error, click.get_current_context().info_name)

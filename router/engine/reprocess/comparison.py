@@ -13,10 +13,12 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow as pa
 import pyarrow.dataset as ds
 from sqlglot import exp, parse_one
 from sqlglot.errors import SqlglotError
 
+from router.delta.commit import to_arrow_schema
 from router.delta.keyed.row_order import DELETED
 from router.delta.lake import Lake
 from router.delta.staged_files import staged_parts
@@ -33,6 +35,7 @@ from router.engine.reprocess.preview import (
 )
 from router.own_names import ARRIVAL, BATCH_ID, OUTBOX, QUARANTINE, QUERY, TABLE
 from router.registry import parts_in
+from router.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
 
 _UNSTEADY = re.compile(
     "(curdate|current_?(catalog|database|date|schema|time|timestamp|user)|localtimestamp|monotonically_increasing_id|now"
-    "|rand(n|om|str)?|session_user|shuffle|user|uuid)"
+    "|rand(n|om|str)?|session_user|shuffle|uniform|user|uuid|aes_encrypt|(try_)?reflect|java_method)"
 )
 """Functions of Spark whose value depends on time, chance or user, also as sqlglot calls them."""
 _NOT_COMPARED = {*MERGED_COORDINATES, ARRIVAL, BATCH_ID, QUERY, TABLE, *TRACED}
@@ -54,13 +57,19 @@ NOTHING = "nothing"
 
 
 class _Key(NamedTuple):
-    """A row of a table by the place of its record; `number` counts the rows that a record has there."""
+    """A row of a table by its sink and the place of its record; `number` counts the rows that these have there."""
 
     table: str
+    target: str
     topic: str
     partition: int
     offset: int
     number: int
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Return the place of the record."""
+        return self.topic, self.partition, self.offset
 
 
 @dataclass(frozen=True)
@@ -138,24 +147,28 @@ def compare(before: ReprocessContext, now: ReprocessContext, choice: RecordChoic
         now = only_existing(now, staging_lake)
         before = replace(only_existing(before, staging_lake), lake=now.lake)
         place, records = chosen_records(now, choice)
-        tables = _FixedTables(tables_of(now.config, now.spark, now.lake))
-        left_out = {**_unsteady(before.config), **_unsteady(now.config)}
-        trials = []
-        for name, context in (("before", before), ("now", now)):
-            lake = Lake.at(f"{staging_lake.root}/{name}", staging_lake.options)
-            trials.append(_Compared(Trial.of(context, lake, place, records, tables), left_out))
-        old, new = trials
-        stops = {"before": old.trial.noted, "now": new.trial.noted}
-        read = max(sum(part.read for part in compared.trial.decision.partitions) for compared in trials)
-        return Comparison(
-            place=place,
-            read=read,
-            tables=tuple(_table_differences(old, new, samples)),
-            calls=_call_differences(old, new, samples),
-            fates=tuple(_fate_differences(old, new)),
-            stops=stops if stops["before"] != stops["now"] else {},
-            left_out=left_out,
-        )
+        records.persist()  # which records are chosen, and their numbers, may be others when they are read again
+        try:
+            tables = _FixedTables(tables_of(now.config, now.spark, now.lake))
+            left_out = {**_unsteady(before.config), **_unsteady(now.config)}
+            trials = []
+            for name, context in (("before", before), ("now", now)):
+                lake = Lake.at(f"{staging_lake.root}/{name}", staging_lake.options)
+                trials.append(_Compared(Trial.of(context, lake, place, records, tables), left_out))
+            old, new = trials
+            stops = {"before": old.trial.noted, "now": new.trial.noted}
+            read = max(sum(part.read for part in compared.trial.decision.partitions) for compared in trials)
+            return Comparison(
+                place=place,
+                read=read,
+                tables=tuple(_table_differences(old, new, samples)),
+                calls=_call_differences(old, new, samples),
+                fates=tuple(_fate_differences(old, new)),
+                stops=stops if stops["before"] != stops["now"] else {},
+                left_out=left_out,
+            )
+        finally:
+            records.unpersist()
 
 
 class _Compared:
@@ -164,6 +177,7 @@ class _Compared:
     def __init__(self, trial: Trial, left_out: dict[str, str]) -> None:
         self.trial = trial
         self.left_out = left_out
+        self.unsteady = {place.partition("/")[0] for place in left_out}
         self.types: dict[str, dict[str, str]] = defaultdict(dict)
         self.hashes = {key: hash(repr(sorted(row.items()))) for key, row in self.rows()}
 
@@ -173,19 +187,29 @@ class _Compared:
         for commit in self._commits():
             route = commit.target.partition("/")[0]
             types = columns_of(commit.columns)
+            kinds = to_arrow_schema(commit.columns)
             for file, part in staged_parts(self.trial.staging_lake, commit.files):
+                # As texts they would differ from the values of a table that is divided otherwise.
+                partition = {
+                    name: pa.scalar(text).cast(kinds.field(name).type).as_py()
+                    for name, text in file.partition.items()
+                    if text is not None
+                }
                 for row in as_rows(part):
                     table = commit.table
                     if table.startswith(OUTBOX):
                         table = row.get(TABLE) or commit.target
                     self.types[table] |= types
-                    row_of = (table, *(row[name] for name in TRACED))
+                    row_of = (table, commit.target, *(row[name] for name in TRACED))
                     numbers[row_of] += 1
                     key = _Key._make((*row_of, numbers[row_of]))
-                    values = {**file.partition, **row}
+                    values = {**partition, **row}
                     yield key, {name: value for name, value in values.items() if self._is_compared(route, name, value)}
 
     def _is_compared(self, route: str, name: str, value: Any) -> bool:
+        # What orders the rows of an upsert may depend on any column.
+        if name.startswith("_newest_") and route in self.unsteady:
+            return False
         # Only the rows of upserts that delete differ by that from others.
         return (
             value is not None
@@ -193,6 +217,10 @@ class _Compared:
             and name not in _NOT_COMPARED
             and f"{route}/{name}" not in self.left_out
         )
+
+    @property
+    def _is_by_chance(self) -> bool:
+        return any("/" not in place for place in self.left_out)
 
     def _commits(self) -> Iterator[TableCommit]:
         for commit in self.trial.decision.commits:
@@ -204,18 +232,21 @@ class _Compared:
         """Return what became of each record of which something remains, and the reasons of dead letters."""
         ends: dict[tuple[Any, ...], set[str]] = defaultdict(set)
         for key in self.hashes:
-            ends[key.topic, key.partition, key.offset].add("waits" if key.table.startswith(QUARANTINE) else "landed")
-        reasons = {}
+            ends[key.place].add("waits" if key.table.startswith(QUARANTINE) else "landed")
+        reasons: dict[tuple[Any, ...], set[str]] = defaultdict(set)
         files = [file.path for file in self.trial.decision.landed.files if file.target == "/dead_letters"]
         if files:
             letters = ds.dataset(files, DEAD_SCHEMA, format="parquet", filesystem=self.trial.staging_lake.files)
-            for batch in letters.to_batches(columns=["topic", "partition", "offset", "stage", "reason"]):
-                for topic, partition, offset, stage, reason in zip(
-                    *(c.to_pylist() for c in batch.columns), strict=True
-                ):
-                    ends[topic, partition, offset].add("dead letter")
-                    reasons[topic, partition, offset] = f"{stage}: {reason}"
-        return {place: ", ".join(sorted(names)) for place, names in ends.items()}, reasons
+            for batch in letters.to_batches(columns=["topic", "partition", "offset", "stage", "reason", "route"]):
+                for letter in batch.to_pylist():
+                    # Whether no route takes a record depends on all of them.
+                    if letter["route"] in self.left_out or (letter["stage"] == Stage.MATCH and self._is_by_chance):
+                        continue
+                    place = letter["topic"], letter["partition"], letter["offset"]
+                    ends[place].add("dead letter")
+                    reasons[place].add(f"{letter['stage']}: {letter['reason']}")
+        told = {place: "; ".join(sorted(texts)) for place, texts in reasons.items()}
+        return {place: ", ".join(sorted(names)) for place, names in ends.items()}, told
 
 
 def _table_differences(old: _Compared, new: _Compared, samples: int) -> Iterator[TableDifference]:
@@ -270,10 +301,11 @@ def _type_differences(before: dict[str, str], now: dict[str, str]) -> dict[str, 
 
 def _call_differences(old: _Compared, new: _Compared, samples: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
     calls: list[dict[str, Counter[str]]] = []
+    places = sorted({key.place for compared in (old, new) for key in compared.hashes if key.table == key.target})
     for compared in (old, new):
         by_sink = {}
-        for of_sink in compared.trial.calls(CALLS_OF):
-            if of_sink.sink.partition("/")[0] not in old.left_out:
+        for of_sink in compared.trial.calls(CALLS_OF, places[:CALLS_OF]):
+            if of_sink.sink.partition("/")[0] not in old.unsteady:
                 by_sink[of_sink.sink] = Counter(
                     json.dumps(call, sort_keys=True, default=repr) for call in of_sink.calls
                 )
@@ -292,7 +324,7 @@ def _fate_differences(old: _Compared, new: _Compared) -> Iterator[FateDifference
     differing: dict[tuple[str, str], list[tuple[Any, ...]]] = defaultdict(list)
     for place in sorted(before.keys() | now.keys()):
         ends = before.get(place, NOTHING), now.get(place, NOTHING)
-        if ends[0] != ends[1]:
+        if ends[0] != ends[1] or reasons_before.get(place) != reasons_now.get(place):
             differing[ends].append(place)
     for (end_before, end_now), places in differing.items():
         first = places[0]
@@ -307,6 +339,9 @@ def _unsteady(config: Config) -> dict[str, str]:
         for rule in parts_in(route.match):
             text = getattr(rule, "sql", None)
             if isinstance(text, str) and (function := _unsteady_function(text)[1]):
+                found[route.identity] = function
+        for expectation in route.expect:
+            if function := _unsteady_function(expectation.sql)[1]:
                 found[route.identity] = function
         for text in route.select:
             column, function = _unsteady_function(text)

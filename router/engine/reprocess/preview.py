@@ -44,7 +44,7 @@ from router.engine.source.position import arrival_of, stored_records
 from router.engine.start.run_lock import RUN_LOCK, is_run_active, locked
 from router.engine.steps import Steps
 from router.errors import StartError
-from router.own_names import OUTBOX, STAGING, TABLE
+from router.own_names import OFFSET, OUTBOX, PARTITION, STAGING, TABLE, TOPIC
 from router.spark_internals import to_spark_columns
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from router.engine.land.job import Landed
     from router.engine.reprocess.context import ReprocessContext
 
+_PLACE = {TOPIC: "topic", PARTITION: "partition", OFFSET: "offset"}
 _ONLY_IN_OUTBOXES = {*OUTBOX_ONLY, *MERGED_COORDINATES}
 BRONZE_PLACE = "bronze"
 """What a preview calls the place of records that were stored."""
@@ -186,8 +187,14 @@ class Trial:
         noted = [*destination.noted, *_too_many_dead(context, staging_lake, decision)]
         return cls(context, staging_lake, decision, noted, decider.demands.blocked)
 
-    def calls(self, count: int) -> Iterator[SinkPreview]:
-        """Yield what sinks would send. Those that can say how make their first calls, at most `count`."""
+    def calls(self, count: int, places: list[tuple[str, int, int]] | None = None) -> Iterator[SinkPreview]:
+        """Yield what sinks would send. Those that can say how make their first calls, at most `count`.
+
+        Those of the first rows, or of the records at some places (topic, partition, offset).
+        """
+        chosen = None
+        if places is not None:
+            chosen = self.context.spark.createDataFrame(places, "topic string, partition int, offset long")
         sinks = {f"{route}/{name}": sink for route, name, sink in self.context.config.all_sinks()}
         for commit in self.decision.commits:
             sink = sinks.get(commit.target)
@@ -195,7 +202,12 @@ class Trial:
                 continue
             calls: list[dict[str, Any]] = []
             if sink.previews and count:
-                events = staged_rows(self.context.spark, self.staging_lake, commit).limit(CALLS_OF)
+                events = staged_rows(self.context.spark, self.staging_lake, commit)
+                if chosen is None:
+                    events = events.limit(CALLS_OF)
+                else:
+                    is_chosen = [events[name] == chosen[source] for name, source in _PLACE.items()]
+                    events = events.join(F.broadcast(chosen), is_chosen, "left_semi")
                 calls = sink.preview(events, Opening(self.context.folder, events.limit(0), trial=True))
             yield SinkPreview(commit.target, commit.rows, calls[:count])
 
@@ -220,8 +232,9 @@ def preview(context: ReprocessContext, choice: RecordChoice, samples: int) -> Pr
         )
 
 
-def only_existing(context: ReprocessContext, empty: Lake) -> ReprocessContext:
-    """Return a context whose lake and checkpoint are there, or else an empty one: reading would make their folders."""
+def only_existing(context: ReprocessContext, staging_lake: Lake) -> ReprocessContext:
+    """Return a context whose lake and checkpoint are there, or else empty ones: reading would make their folders."""
+    empty = Lake.at(f"{staging_lake.root}/missing", staging_lake.options)
     lake, checkpoint = (_existing(place, empty) for place in (context.lake, context.checkpoint))
     return replace(context, lake=lake, checkpoint=checkpoint)
 

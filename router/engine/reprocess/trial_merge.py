@@ -17,10 +17,13 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from router.api.sinks import MergingSink
-from router.delta.history import log_commits, log_versions
-from router.delta.keyed.row_versions import DELETED_AT, deletions_table, rows_of_keys
-from router.delta.keyed.scd import MOMENT
-from router.delta.replace import set_properties
+from router.api.table_options import PROPERTIES_OF_DELTA_RS
+from router.delta.commit import stored_bytes
+from router.delta.constraints import CHECK
+from router.delta.history import REPAIRED, log_commits, log_versions
+from router.delta.keyed.row_versions import deletions_table, rows_of_keys
+from router.delta.keyed.upsert import LARGE
+from router.delta.replace import add_constraint, set_properties
 from router.delta.replace_by_spark import staged_rows
 from router.delta.staged_files import staged_parts
 from router.engine.checkpoint_store import CheckpointStore
@@ -32,6 +35,7 @@ from router.own_names import DELETIONS, TABLE
 if TYPE_CHECKING:
     from router.api.sinks import KeyedTable
     from router.delta.commit import TableCommit
+    from router.delta.history import LogCommit
     from router.delta.lake import Lake
     from router.engine.balance import Partition
     from router.engine.reprocess.preview import Trial
@@ -84,7 +88,7 @@ def merge_trial(trial: Trial) -> dict[tuple[str, str], TrialMerge]:
             copied[table] = _copy_rows(
                 trial, table, pa.concat_tables(parts, promote_options="permissive"), keyed_by[table]
             )
-        except (TableError, DeltaError, OSError, pa.ArrowException) as error:
+        except (TableError, DeltaError, OSError, ValueError, KeyError, SyntaxError) as error:
             copied[table] = TrialMerge({}, unknown=first_line(error))
     merges: dict[tuple[str, str], TrialMerge] = {}
     for work, sink in works:
@@ -112,57 +116,83 @@ def _copy_rows(trial: Trial, table: str, keys: pa.Table, keyed: KeyedTable) -> T
     handle = lake.open(table)
     if handle is None:
         return TrialMerge({})
-    version, until = _version_before(lake, table, trial.decision.partitions)
-    if version is None:
-        version = handle.version()
-    if version < 0:
+    if stored_bytes(handle) > LARGE:
+        return TrialMerge({}, unknown=f"it has more than {LARGE >> 30} GiB")
+    first = _first_commit(lake, table, trial.decision.partitions)
+    if first is not None and first.version == 0:
         return TrialMerge({})
+    before = handle
+    deletions = deletions_table(lake, table)
     try:
-        before = DeltaTable(lake.address(table), version=version, storage_options=lake.delta_options(table))
-        rows = rows_of_keys(before, keys, keyed, before.schema().to_arrow().names)
-        _write(trial.staging_lake, table, rows, before)
-        deletions = deletions_table(lake, table)
-        if deletions is not None:
-            rows = rows_of_keys(deletions, keys, keyed, deletions.schema().to_arrow().names)
-            if until is not None:
-                # Those of a batch are remembered before its commit.
-                rows = rows.filter(pc.less_equal(rows.column(DELETED_AT), pa.scalar(until * 1000, MOMENT)))
-            _write(trial.staging_lake, f"{table}.{DELETIONS}", rows, deletions)
+        if first is not None:
+            before = _open(lake, table, first.version - 1)
+            deletions = deletions and _deletions_before(lake, f"{table}.{DELETIONS}", deletions, first)
+        rows = rows_of_keys(before, keys, keyed, pa.schema(before.schema().to_arrow()).names)
+        gone = deletions and rows_of_keys(deletions, keys, keyed, pa.schema(deletions.schema().to_arrow()).names)
     except (DeltaError, OSError):
-        if version == handle.version():
+        if first is None:
             raise
-        return TrialMerge({}, is_lost=True)
-    return TrialMerge({}, held_against=version)
+        return TrialMerge({}, is_lost=True)  # its log or its files do not reach back so far
+    _write(trial.staging_lake, table, rows, before)
+    if deletions is not None:
+        _write(trial.staging_lake, f"{table}.{DELETIONS}", gone, deletions)
+    return TrialMerge({}, held_against=before.version())
+
+
+def _open(lake: Lake, table: str, version: int) -> DeltaTable:
+    return DeltaTable(lake.address(table), version=version, storage_options=lake.delta_options(table))
+
+
+def _deletions_before(lake: Lake, name: str, deletions: DeltaTable, first: LogCommit) -> DeltaTable | None:
+    """Return the deletions that were remembered before a commit: a batch remembers them under its number, too."""
+    batch = max(first.transactions.values(), default=0)
+    version = deletions.version() + 1
+    for commit in log_commits(lake, name, reversed(log_versions(lake, name))):
+        if commit.transactions and max(commit.transactions.values()) < batch:
+            break
+        if commit.transactions:
+            version = commit.version
+    if version == 0:
+        return None
+    return _open(lake, name, version - 1)
+
+
+def _first_commit(lake: Lake, table: str, partitions: tuple[Partition, ...]) -> LogCommit | None:
+    """Return the first commit of a table that contains one of the records, or later ones; None if none does.
+
+    The newest commits are read first, up to one that is older: a table gets its rows in the order of offsets. Raises
+    TableError if the table was rebuilt since, for that contains all of them.
+    """
+    first_by_source = {f"{partition.topic}/{partition.partition}": partition.first for partition in partitions}
+    first = None
+    for commit in log_commits(lake, table, reversed(log_versions(lake, table))):
+        if REPAIRED in commit.notes:
+            raise TableError(table, "it was rebuilt, perhaps from these records")
+        spans = ast.literal_eval(str(commit.notes.get("router.offsets") or "{}"))
+        is_later = [last >= first_by_source[place] for place, (_, last) in spans.items() if place in first_by_source]
+        if any(is_later):
+            first = commit
+        elif is_later:
+            break
+    return first
 
 
 def _write(lake: Lake, name: str, rows: pa.Table, like: DeltaTable) -> None:
-    """Make a table of some rows, with the properties of another one."""
+    """Make a table of some rows, with the properties of another one that matter to a merge."""
     metadata = like.metadata()
     options = lake.delta_options(name)
-    own = {key: value for key, value in metadata.configuration.items() if not key.startswith("delta.")}
+    properties = metadata.configuration
     write_deltalake(
         lake.address(name),
         rows,
         partition_by=list(metadata.partition_columns) or None,
         name=metadata.name,
-        configuration={key: value for key, value in metadata.configuration.items() if key not in own},
+        configuration={key: value for key, value in properties.items() if key in PROPERTIES_OF_DELTA_RS},
         storage_options=options,
     )
-    if own:  # those that delta-rs does not know can be set only
-        set_properties(DeltaTable(lake.address(name), storage_options=options), own)
-
-
-def _version_before(lake: Lake, table: str, partitions: tuple[Partition, ...]) -> tuple[int | None, int | None]:
-    """Return the version of a table before the first commit that contains one of the records, or later ones.
-
-    And its time, in milliseconds since 1970. None: no commit of its log does. The oldest such commit counts, as a
-    table's commits are in the order of offsets.
-    """
-    until = None
-    first_by_source = {f"{partition.topic}/{partition.partition}": partition.first for partition in partitions}
-    for commit in log_commits(lake, table, log_versions(lake, table)):
-        spans = ast.literal_eval(str(commit.notes.get("router.offsets") or "{}"))
-        if any(source in first_by_source and last >= first_by_source[source] for source, (_, last) in spans.items()):
-            return commit.version - 1, until
-        until = commit.notes.get("timestamp")
-    return None, None
+    handle = DeltaTable(lake.address(name), storage_options=options)
+    if own := {key: value for key, value in properties.items() if not key.startswith("delta.")}:
+        set_properties(handle, own)
+    for key, sql in properties.items():
+        if key.startswith(CHECK):
+            add_constraint(handle, key.removeprefix(CHECK), sql)

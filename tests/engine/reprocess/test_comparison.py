@@ -32,13 +32,20 @@ routes:
     select: ["event.n AS n", "{name} AS name", "offset AS at"{more}]
     expect: [{{name: small, sql: "event.n < {most}", otherwise: {otherwise}}}]
     sinks:
-      - {{tables: "silver.{{event.game}}"}}
+      - {{tables: {{table: "silver.{{event.game}}"{by}}}}}
       - {{upsert: {{table: silver.newest, keys: [n]}}}}
       - {{flock: "{folder}"}}
 trigger: {{once: true}}
 dead_letters: ops.dead
 """
-USUAL = {"match": "event.n IS NOT NULL", "name": "event.name", "more": "", "most": "30", "otherwise": "dead_letter"}
+USUAL = {
+    "match": "event.n IS NOT NULL",
+    "name": "event.name",
+    "more": "",
+    "most": "30",
+    "otherwise": "dead_letter",
+    "by": "",
+}
 
 
 class Pair:
@@ -166,6 +173,25 @@ def test_what_is_another_value_each_time_is_named_and_left_out(pair: Pair) -> No
     assert same.exit_code == 0, same.output
     assert "all/seen" in same.output
     assert "current_timestamp has another value each time" in same.output
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param({"match": "rand() < 0.5"}, {"match": "rand() < 0.5"}, id="a rule of chance"),
+        pytest.param({"more": ', "rand() AS r"'}, {"more": ', "rand() AS r"'}, id="calls with a column of chance"),
+        pytest.param({}, {"by": ", partition_by: [n]"}, id="a table that is divided"),
+    ],
+)
+def test_what_is_no_difference_is_none(pair: Pair, old: dict[str, str], new: dict[str, str]) -> None:
+    """Without it two runs of one file differ."""
+    pair.write("old.yaml", **old)
+    pair.write("new.yaml", **new)
+    plugin = ("--plugin", str(pair.folder / "flock.py"))
+    command = ["preview", str(pair.folder / "new.yaml"), "--against", str(pair.folder / "old.yaml"), *plugin, "--json"]
+    result = CliRunner(env={"COLUMNS": "250"}).invoke(router.cli.commands, command, prog_name="router")
+
+    assert result.exit_code == 0, result.output
 
 
 @pytest.mark.parametrize(

@@ -317,6 +317,39 @@ def test_two_upserts_of_a_table_and_its_deletions_are_held_against_it(
     assert not any("late" in counts for counts in logged)
 
 
+def test_a_deletion_before_the_records_counts_and_so_does_a_constraint(
+    game: Game, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it a row that comes late is a new one, or all are, since the table could not be copied."""
+    text = TWO.replace("keys: [name],", "keys: [name], newest_by: event.n,").format(folder=game.folder)
+    (game.folder / "games.yaml").write_text(text)
+    for record in ({"n": 5, "name": "a"}, {"n": 7, "name": "a", "gone": True}, {"n": 3, "name": "a"}):
+        game.gets(record)
+        caplog.clear()
+        game.runs()
+    assert merges_in(caplog.text.replace("odd/", "all/")) == {"late": 1}
+
+    def merge(count: int) -> dict[str, Any]:
+        (table,) = game.document("--last", str(count))["tables"]
+        assert not table["merge"]["unknown"]
+        return {name: table["merge"]["counts"][name] for name in CHANGES if table["merge"]["counts"].get(name)}
+
+    assert merge(1) == {"late": 1}
+    handle = game.lake.open("silver.newest")
+    assert handle is not None
+    handle.alter.add_constraint({"small": "n < 100"})
+    game.gets({"n": 9, "name": "b"}, {"n": 999, "name": "c"})
+    found = game.document("--source", "topic")["tables"]
+    counts = next(table["merge"]["counts"] for table in found if table["target"] == "odd/upsert")
+    assert (counts["inserted"], counts["refused"]) == (1, 1)
+    # A key that the table does not have: it cannot be said, and the rest is.
+    (game.folder / "games.yaml").write_text(text.replace("keys: [name]", "keys: [name2]").replace(
+        '"event.name"', '"event.name AS name2"'
+    ))  # fmt: skip
+    tables = game.document("--source", "topic")["tables"]
+    assert all(table["merge"]["unknown"] for table in tables if table["target"] == "odd/upsert")
+
+
 def test_what_would_stop_the_batch_is_told_and_the_rest_is_shown(game: Game) -> None:
     """Without it people find one reason after the other, each by a run that stops."""
     game.gets(*events(1, 2))
