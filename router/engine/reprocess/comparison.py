@@ -337,9 +337,9 @@ def _unsteady(config: Config) -> dict[str, str]:
     found = {}
     for route in config.routes:
         for rule in parts_in(route.match):
-            text = getattr(rule, "sql", None)
-            if isinstance(text, str) and (function := _unsteady_function(text)[1]):
-                found[route.identity] = function
+            for option in (name for name, kind in type(rule).texts.items() if kind == "sql"):
+                if function := _unsteady_function(getattr(rule, option))[1]:
+                    found[route.identity] = function
         for expectation in route.expect:
             if function := _unsteady_function(expectation.sql)[1]:
                 found[route.identity] = function

@@ -26,6 +26,7 @@ from router.delta.keyed.upsert import LARGE
 from router.delta.replace import add_constraint, set_properties
 from router.delta.replace_by_spark import staged_rows
 from router.delta.staged_files import staged_parts
+from router.delta.transaction_id import deletions_id
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.committers import Committers
 from router.engine.merge.coordinator import MergeCoordinator, OutboxRows
@@ -145,12 +146,13 @@ def _open(lake: Lake, table: str, version: int) -> DeltaTable:
 
 def _deletions_before(lake: Lake, name: str, deletions: DeltaTable, first: LogCommit) -> DeltaTable | None:
     """Return the deletions that were remembered before a commit: a batch remembers them under its number, too."""
-    batch = max(first.transactions.values(), default=0)
+    batch = int(first.notes["router.batch"])
     version = deletions.version() + 1
     for commit in log_commits(lake, name, reversed(log_versions(lake, name))):
-        if commit.transactions and max(commit.transactions.values()) < batch:
+        batches = [number for app_id, number in commit.transactions.items() if app_id.endswith(deletions_id(""))]
+        if batches and max(batches) < batch:
             break
-        if commit.transactions:
+        if batches:
             version = commit.version
     if version == 0:
         return None

@@ -457,7 +457,7 @@ def test_what_a_killed_preview_has_left_is_deleted_by_the_next(game: Game, monke
     "moment",
     [
         pytest.param("", id="as it begins", marks=pytest.mark.slow),
-        pytest.param("*/*/*.parquet", id="as rows are staged"),
+        pytest.param("*/*/*/*.parquet", id="as rows are staged"),
         pytest.param("*/silver/newest/_delta_log", id="as rows are merged", marks=pytest.mark.slow),
     ],
 )
