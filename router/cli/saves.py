@@ -68,7 +68,8 @@ def _run_at_saves(run: Callable[[], None], folders: Iterable[Path]) -> None:
         # As it is opened, so that a file that is saved while the command runs is seen afterwards.
         if event == "open" and isinstance(arguments[0], str) and arguments[1] in ("r", "rb"):
             path = Path(arguments[0]).absolute()
-            if any(path.is_relative_to(folder) for folder in folders):
+            # Python keeps compiled modules beside them.
+            if path.suffix != ".pyc" and any(path.is_relative_to(folder) for folder in folders):
                 files.setdefault(path, _stamp(path))
 
     sys.addaudithook(note)

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from router.api.sinks import MergingSink
-from router.api.table_options import PROPERTIES_OF_DELTA_RS
+from router.api.table_options import PROPERTIES_OF_DELTA_RS, NewTable
 from router.delta.commit import stored_bytes
 from router.delta.constraints import CHECK
 from router.delta.history import REPAIRED, log_commits, log_versions
 from router.delta.keyed.row_versions import deletions_table, rows_of_keys
 from router.delta.keyed.upsert import LARGE
-from router.delta.replace import add_constraint, set_properties
+from router.delta.replace import add_constraint, create_table, write_rows
 from router.delta.replace_by_spark import staged_rows
 from router.delta.staged_files import staged_parts
 from router.delta.transaction_id import deletions_id
@@ -182,19 +182,12 @@ def _first_commit(lake: Lake, table: str, partitions: tuple[Partition, ...]) -> 
 def _write(lake: Lake, name: str, rows: pa.Table, like: DeltaTable) -> None:
     """Make a table of some rows, with the properties of another one that matter to a merge."""
     metadata = like.metadata()
-    options = lake.delta_options(name)
     properties = metadata.configuration
-    write_deltalake(
-        lake.address(name),
-        rows,
-        partition_by=list(metadata.partition_columns) or None,
-        name=metadata.name,
-        configuration={key: value for key, value in properties.items() if key in PROPERTIES_OF_DELTA_RS},
-        storage_options=options,
-    )
-    handle = DeltaTable(lake.address(name), storage_options=options)
-    if own := {key: value for key, value in properties.items() if not key.startswith("delta.")}:
-        set_properties(handle, own)
+    kept = {key: value for key, value in properties.items() if key in PROPERTIES_OF_DELTA_RS}
+    own = {key: value for key, value in properties.items() if not key.startswith("delta.")}
+    options = NewTable(partition_by=tuple(metadata.partition_columns), properties=kept)
+    copy = create_table(lake, name, rows.schema, options=options, properties=own, name=metadata.name or "")
+    write_rows(copy, rows)
     for key, sql in properties.items():
         if key.startswith(CHECK):
-            add_constraint(handle, key.removeprefix(CHECK), sql)
+            add_constraint(copy, key.removeprefix(CHECK), sql)
