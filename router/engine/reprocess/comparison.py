@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 from sqlglot import exp, parse_one
 from sqlglot.errors import SqlglotError
 
@@ -23,8 +22,9 @@ from router.delta.keyed.row_order import DELETED
 from router.delta.lake import Lake
 from router.delta.staged_files import staged_parts
 from router.delta.unreadable_values import as_rows
+from router.engine.balance import total
 from router.engine.decision import tables_of
-from router.engine.label.layout import DEAD_SCHEMA, MERGED_COORDINATES, TRACED
+from router.engine.label.layout import MERGED_COORDINATES, TRACED
 from router.engine.reprocess.preview import (
     CALLS_OF,
     Trial,
@@ -33,7 +33,7 @@ from router.engine.reprocess.preview import (
     only_existing,
     staging_lake_of,
 )
-from router.own_names import ARRIVAL, BATCH_ID, OUTBOX, QUARANTINE, QUERY, TABLE
+from router.own_names import BATCH_ID, OUTBOX, QUARANTINE, QUERY, TABLE
 from router.registry import parts_in
 from router.stages import Stage
 
@@ -50,7 +50,7 @@ _UNSTEADY = re.compile(
     "|rand(n|om|str)?|session_user|shuffle|uniform|user|uuid|aes_encrypt|(try_)?reflect|java_method)"
 )
 """Functions of Spark whose value depends on time, chance or user, also as sqlglot calls them."""
-_NOT_COMPARED = {*MERGED_COORDINATES, ARRIVAL, BATCH_ID, QUERY, TABLE, *TRACED}
+_NOT_COMPARED = {*MERGED_COORDINATES, BATCH_ID, QUERY, TABLE, *TRACED}
 """Columns of the router that say where a row comes from, not what is in it."""
 NOTHING = "nothing"
 """The fate of a record of which neither a row nor a dead letter remains."""
@@ -157,7 +157,7 @@ def compare(before: ReprocessContext, now: ReprocessContext, choice: RecordChoic
                 trials.append(_Compared(Trial.of(context, lake, place, records, tables), left_out))
             old, new = trials
             stops = {"before": old.trial.noted, "now": new.trial.noted}
-            read = max(sum(part.read for part in compared.trial.decision.partitions) for compared in trials)
+            read = max(total(compared.trial.decision.partitions, "read") for compared in trials)
             return Comparison(
                 place=place,
                 read=read,
@@ -234,9 +234,8 @@ class _Compared:
         for key in self.hashes:
             ends[key.place].add("waits" if key.table.startswith(QUARANTINE) else "landed")
         reasons: dict[tuple[Any, ...], set[str]] = defaultdict(set)
-        files = [file.path for file in self.trial.decision.landed.files if file.target == "/dead_letters"]
-        if files:
-            letters = ds.dataset(files, DEAD_SCHEMA, format="parquet", filesystem=self.trial.staging_lake.files)
+        letters = self.trial.dead_letters()
+        if letters is not None:
             for batch in letters.to_batches(columns=["topic", "partition", "offset", "stage", "reason", "route"]):
                 for letter in batch.to_pylist():
                     # Whether no route takes a record depends on all of them.

@@ -187,6 +187,13 @@ class Trial:
         noted = [*destination.noted, *_too_many_dead(context, staging_lake, decision)]
         return cls(context, staging_lake, decision, noted, decider.demands.blocked)
 
+    def dead_letters(self) -> ds.Dataset | None:
+        """Return the dead letters of the batch, None if there are none."""
+        paths = [file.path for file in self.decision.landed.files if file.target == "/dead_letters"]
+        if not paths:
+            return None
+        return ds.dataset(paths, DEAD_SCHEMA, format="parquet", filesystem=self.staging_lake.files)
+
     def calls(self, count: int, places: list[tuple[str, int, int]] | None = None) -> Iterator[SinkPreview]:
         """Yield what sinks would send. Those that can say how make their first calls, at most `count`.
 
@@ -226,7 +233,7 @@ def preview(context: ReprocessContext, choice: RecordChoice, samples: int) -> Pr
             stops=tuple(trial.noted),
             tables=tuple(_tables(trial, samples)),
             sinks=tuple(trial.calls(samples)),
-            dead_letters=tuple(_dead_letters(staging_lake, decision)),
+            dead_letters=tuple(_groups(trial.dead_letters())),
             expectations=dict(keyed(decision.partitions, "violated")),
             waiting=trial.waiting,
         )
@@ -362,10 +369,6 @@ def _samples(lake: Lake, commit: TableCommit, count: int) -> list[dict[str, Any]
     return samples
 
 
-def _dead_letters(lake: Lake, decision: BatchDecision) -> list[DeadLetterGroup]:
+def _groups(letters: ds.Dataset | None) -> list[DeadLetterGroup]:
     """Return the groups of dead letters, each with one record."""
-    paths = [file.path for file in decision.landed.files if file.target == "/dead_letters"]
-    if not paths:
-        return []
-    letters = ds.dataset(paths, DEAD_SCHEMA, format="parquet", filesystem=lake.files)
-    return groups_in(letters, DeadLetterSelection(), samples=1, value_bytes=None)
+    return [] if letters is None else groups_in(letters, DeadLetterSelection(), samples=1, value_bytes=None)
