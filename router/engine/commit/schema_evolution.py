@@ -26,7 +26,7 @@ from router.delta.transaction_id import batch_id
 from router.delta.widening import way
 from router.engine.commit.lost_tables import CommittedBatches
 from router.engine.commit.violations import Conditions, violated_by
-from router.engine.expressions.evaluator import Untranslatable, translate
+from router.engine.expressions.evaluator import Untranslatable, translate_columns
 from router.engine.expressions.tree import columns_of
 from router.engine.label.layout import BRONZE_SCHEMA, DEAD_SCHEMA, Demands, Layout
 from router.engine.retryable_errors import never_passes
@@ -265,7 +265,7 @@ class SchemaEvolution:
     def _translate(self, columns: str, sql: str) -> Node | None:
         frame = self.spark.createDataFrame([], to_spark_columns(to_arrow_schema(columns), ntz=True))
         try:
-            return translate(frame, [F.expr(sql)])[0]
+            return translate_columns(frame, [F.expr(sql)])[0]
         except (Untranslatable, PySparkException):  # an unknown function, for example
             return None
 

@@ -23,7 +23,7 @@ from router.engine.expressions.tree import (
     Untranslatable,
     arrow_type_of,
     by_value,
-    precision,
+    decimal_precision,
     type_name,
 )
 
@@ -52,7 +52,7 @@ TRUE = ("t", "true", "y", "yes", "1")
 FALSE = ("f", "false", "n", "no", "0")
 
 
-def literal(_: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
+def make_literal(_: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     """Return a constant. Dates, times and bytes come as the JVM has them, all others as text."""
     kind = entry["dataType"]
     value = entry["value"]
@@ -60,7 +60,7 @@ def literal(_: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
         return Node("literal", kind)
     if kind in INTEGERS:
         return Node("literal", kind, with_=int(value))
-    if precision(kind):
+    if decimal_precision(kind):
         return Node("literal", kind, with_=Decimal(value))
     if kind in FLOATS:
         return Node("literal", kind, with_=float(value))
@@ -71,7 +71,7 @@ def literal(_: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     raise Untranslatable(f"a constant of type {type_name(kind)}")
 
 
-def cast(_: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
+def make_cast(_: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     """Return a cast. Raises Untranslatable for one whose values are not the same here."""
     kind = entry["dataType"]
     have = of[0].kind
@@ -81,7 +81,7 @@ def cast(_: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
         return Node("literal", kind)
     if "timestamp" in (have, kind) and {have, kind} & {"date", "timestamp_ntz", "string"}:
         check_zone(entry)
-    if _converter(have, kind) is None:
+    if _find_converter(have, kind) is None:
         raise Untranslatable(f"a cast from {type_name(have)} to {type_name(kind)}")
     return Node("cast", kind, of)
 
@@ -93,47 +93,47 @@ def check_zone(entry: PlanEntry) -> None:
         raise Untranslatable(f"a date or time in the session time zone {zone}")
 
 
-def convert(node: Node, value: pa.Array) -> Value:
+def convert_values(node: Node, value: pa.Array) -> Value:
     """Return values as another type, and the rows on which the cast raises if it can."""
-    converter = _converter(node.of[0].kind, node.kind)
+    converter = _find_converter(node.of[0].kind, node.kind)
     assert converter is not None  # `cast` refuses others
     return converter(value, arrow_type_of(node.kind))
 
 
-def _converter(have: Kind, kind: Kind) -> Callable[[pa.Array, pa.DataType], Value] | None:
+def _find_converter(have: Kind, kind: Kind) -> Callable[[pa.Array, pa.DataType], Value] | None:
     """Return the function that casts values of one type to another; None if only Spark can."""
     if not isinstance(have, str) or not isinstance(kind, str):
         return None
-    if precision(have) or precision(kind):
+    if decimal_precision(have) or decimal_precision(kind):
         return _of_decimals(have, kind)
     if have in NUMBERS and kind in NUMBERS:
         if kind in FLOATS:
-            return _plain
+            return _cast_unchecked
         if have in FLOATS:
-            return _whole
-        return _plain if INTEGERS.index(have) < INTEGERS.index(kind) else _narrowed
+            return _truncate_floats
+        return _cast_unchecked if INTEGERS.index(have) < INTEGERS.index(kind) else _narrow_integers
     return _CONVERTERS.get((have, kind))
 
 
-def _plain(value: pa.Array, to: pa.DataType) -> pa.Array:
+def _cast_unchecked(value: pa.Array, to: pa.DataType) -> pa.Array:
     return pc.cast(value, to, safe=False)
 
 
-def _bounds(kind: pa.DataType) -> tuple[int, int]:
+def _integer_bounds(kind: pa.DataType) -> tuple[int, int]:
     return -(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1) - 1
 
 
-def _narrowed(value: pa.Array, to: pa.DataType) -> Value:
-    low, high = _bounds(to)
+def _narrow_integers(value: pa.Array, to: pa.DataType) -> Value:
+    low, high = _integer_bounds(to)
     failed = pc.or_(pc.less(value, pa.scalar(low, pa.int64())), pc.greater(value, pa.scalar(high, pa.int64())))
-    return _plain(value, to), failed
+    return _cast_unchecked(value, to), failed
 
 
-def _whole(value: pa.Array, to: pa.DataType) -> Value:
+def _truncate_floats(value: pa.Array, to: pa.DataType) -> Value:
     """Cut the digits behind the point. 2.0 ** 63 is the largest long in Spark, and raises only above."""
     # Spark casts to a byte or a short by way of an integer.
     middle = pa.int64() if to == pa.int64() else pa.int32()
-    low, high = _bounds(middle)
+    low, high = _integer_bounds(middle)
     value = pc.cast(value, pa.float64())
     inside = pc.and_(pc.less_equal(pc.floor(value), float(high)), pc.greater_equal(pc.ceil(value), float(low)))
     castable = pc.if_else(pc.and_(inside, pc.less(value, 2.0**63)), value, pa.scalar(0.0))
@@ -142,23 +142,23 @@ def _whole(value: pa.Array, to: pa.DataType) -> Value:
         whole = pc.if_else(pc.and_(inside, pc.equal(value, 2.0**63)), pa.scalar(2**63 - 1), whole)
     if middle == to:
         return whole, pc.invert(inside)
-    narrowed, failed = _narrowed(whole, to)
+    narrowed, failed = _narrow_integers(whole, to)
     return narrowed, pc.or_(failed, pc.invert(inside))
 
 
-def _trimmed(value: pa.Array) -> pa.Array:
+def _trim_space(value: pa.Array) -> pa.Array:
     return pc.replace_substring_regex(value, f"^[{SPACE}]+|[{SPACE}]+$", "")
 
 
-def _integer(value: pa.Array, to: pa.DataType) -> Value:
+def _parse_integers(value: pa.Array, to: pa.DataType) -> Value:
     """Read whole numbers: digits with a sign, and white space around them."""
     short = pc.match_substring_regex(value, SHORT)
     if pc.all(short).as_py():
         number = pc.cast(value, pa.int64())
-        return number if to == pa.int64() else _narrowed(number, to)
+        return number if to == pa.int64() else _narrow_integers(number, to)
     readable = pc.or_kleene(short, pc.match_substring_regex(value, WHOLE))
-    wide = by_value(_trimmed(pc.if_else(readable, value, _NO_TEXT)), _wide_integer, WIDE)
-    low, high = _bounds(to)
+    wide = by_value(_trim_space(pc.if_else(readable, value, _NO_TEXT)), _wide_integer, WIDE)
+    low, high = _integer_bounds(to)
     too_wide = pc.or_(pc.less(wide, Decimal(low)), pc.greater(wide, Decimal(high)))
     failed = pc.or_(pc.fill_null(too_wide, False), pc.fill_null(pc.invert(readable), False))
     return pc.cast(pc.if_else(failed, pa.scalar(None, WIDE), wide), to), failed
@@ -173,7 +173,7 @@ def _wide_integer(text: str) -> int:
     return int(text) if abs(float(text)) < 2.0**64 else 2**64
 
 
-def _real(value: pa.Array, to: pa.DataType) -> Value:
+def _parse_floats(value: pa.Array, to: pa.DataType) -> Value:
     """Read numbers as Java does; most are plain, and read by Arrow."""
     plain = pc.match_substring_regex(value, _PLAIN)
     number = pc.cast(pc.if_else(plain, value, _NO_TEXT), pa.float64())
@@ -200,13 +200,13 @@ def _java_double(text: str) -> float | None:
     return _NAMED.get(text.lower())
 
 
-def _boolean(value: pa.Array, _: pa.DataType) -> Value:
-    text = pc.ascii_lower(_trimmed(value))
+def _parse_booleans(value: pa.Array, _: pa.DataType) -> Value:
+    text = pc.ascii_lower(_trim_space(value))
     true = pc.is_in(text, pa.array(TRUE))
     return true, pc.invert(pc.or_(true, pc.is_in(text, pa.array(FALSE))))
 
 
-def _dates(value: pa.Array, to: pa.DataType) -> Value:
+def _parse_dates(value: pa.Array, to: pa.DataType) -> Value:
     """Read dates, each different text once; usual ones are cut to ten characters first, so that fewer texts differ."""
     value = pc.if_else(pc.match_substring_regex(value, USUAL_DATE), pc.utf8_slice_codeunits(value, 0, 10), value)
     days = by_value(value, _day_of_text, pa.int32())
@@ -254,7 +254,7 @@ def _far_moment(micros: int) -> str:
     return f"{_far_day(day)} {clock}" + (f".{fraction:06d}".rstrip("0") if fraction else "")
 
 
-def _midnight(value: pa.Array, to: pa.DataType) -> Value:
+def _days_to_midnights(value: pa.Array, to: pa.DataType) -> Value:
     """Return days as times; beyond some 292 000 years there are none."""
     days = pc.cast(pc.cast(value, pa.int32()), pa.int64())
     failed = pc.greater(pc.abs(days), LAST_MIDNIGHT)
@@ -263,19 +263,19 @@ def _midnight(value: pa.Array, to: pa.DataType) -> Value:
 
 def _of_decimals(have: str, kind: str) -> Callable[[pa.Array, pa.DataType], Value] | None:
     """Return the function of a cast from a decimal, to one, or both."""
-    old = precision(have)
-    if precision(kind):
+    old = decimal_precision(have)
+    if decimal_precision(kind):
         if old:
-            return rescale
-        return _decimal if have in INTEGERS else None
+            return rescale_decimals
+        return _integers_to_decimals if have in INTEGERS else None
     assert old is not None
     if kind == "double":
-        return _double
+        return _decimals_to_doubles
     # With more digits behind the point Arrow writes 1E-7.
-    return _plain if kind == "string" and old[1] <= 6 else None
+    return _cast_unchecked if kind == "string" and old[1] <= 6 else None
 
 
-def rescale(value: pa.Array, to: pa.DataType) -> Value:
+def rescale_decimals(value: pa.Array, to: pa.DataType) -> Value:
     """Return decimals as another decimal type, rounded half up, and where they have too many digits."""
     wide = pc.cast(value, pa.decimal256(76, value.type.scale))
     if to.scale < value.type.scale:
@@ -287,17 +287,17 @@ def rescale(value: pa.Array, to: pa.DataType) -> Value:
     return pc.cast(pc.if_else(failed, pa.scalar(None, wide.type), wide), to), failed
 
 
-def _decimal(value: pa.Array, to: pa.DataType) -> Value:
-    return rescale(pc.cast(pc.cast(value, pa.int64()), pa.decimal128(19, 0)), to)
+def _integers_to_decimals(value: pa.Array, to: pa.DataType) -> Value:
+    return rescale_decimals(pc.cast(pc.cast(value, pa.int64()), pa.decimal128(19, 0)), to)
 
 
-def _double(value: pa.Array, _: pa.DataType) -> pa.Array:
+def _decimals_to_doubles(value: pa.Array, _: pa.DataType) -> pa.Array:
     if value.type.precision > 15:
         return by_value(value, float, pa.float64())
-    return pc.divide(_unscaled(value), float(10**value.type.scale))
+    return pc.divide(_read_unscaled_digits(value), float(10**value.type.scale))
 
 
-def _unscaled(value: pa.Array) -> pa.Array:
+def _read_unscaled_digits(value: pa.Array) -> pa.Array:
     """Return the digits of decimals of up to 18 as doubles."""
     # Such a decimal fits into the lower of its two words.
     words = np.frombuffer(value.buffers()[1], np.int64)[::2][value.offset : value.offset + len(value)]
@@ -312,17 +312,19 @@ _CONVERTERS: dict[tuple[str, str], Callable[[pa.Array, pa.DataType], Value]] = {
     **dict.fromkeys(
         [(kind, "boolean") for kind in NUMBERS], lambda value, to: pc.not_equal(value, pa.scalar(0, value.type))
     ),
-    **dict.fromkeys([(kind, "string") for kind in (*INTEGERS, "boolean")], _plain),
-    **dict.fromkeys([("string", kind) for kind in INTEGERS], _integer),
-    ("string", "double"): _real,
-    ("string", "boolean"): _boolean,
-    ("string", "date"): _dates,
-    ("string", "binary"): _plain,
+    **dict.fromkeys([(kind, "string") for kind in (*INTEGERS, "boolean")], _cast_unchecked),
+    **dict.fromkeys([("string", kind) for kind in INTEGERS], _parse_integers),
+    ("string", "double"): _parse_floats,
+    ("string", "boolean"): _parse_booleans,
+    ("string", "date"): _parse_dates,
+    ("string", "binary"): _cast_unchecked,
     ("date", "string"): _day_text,
     ("timestamp", "string"): _moment_text,
     ("timestamp_ntz", "string"): _moment_text,
-    **dict.fromkeys([("date", "timestamp"), ("date", "timestamp_ntz")], _midnight),
-    **dict.fromkeys([("timestamp", "date"), ("timestamp_ntz", "date")], lambda value, to: pc.cast(_days(value), to)),
+    **dict.fromkeys([("date", "timestamp"), ("date", "timestamp_ntz")], _days_to_midnights),
+    **dict.fromkeys(
+        [("timestamp", "date"), ("timestamp_ntz", "date")], lambda value, to: pc.cast(_timestamps_to_days(value), to)
+    ),
     **dict.fromkeys(
         [("timestamp", "timestamp_ntz"), ("timestamp_ntz", "timestamp")],
         lambda value, to: pc.cast(pc.cast(value, pa.int64()), to),
@@ -334,7 +336,7 @@ _CONVERTERS: dict[tuple[str, str], Callable[[pa.Array, pa.DataType], Value]] = {
 }
 
 
-def _days(value: pa.Array) -> pa.Array:
+def _timestamps_to_days(value: pa.Array) -> pa.Array:
     return pc.cast(floor_divided(pc.cast(value, pa.int64()), 86_400 * _MICROS), pa.int32())
 
 
@@ -354,10 +356,10 @@ def _day_of_text(text: str) -> int | None:
     match = DATE.fullmatch(text.strip(_BLANKS))
     if match is None:
         return None
-    return _day(int(match[1] + match[2]), int(match[3] or 1), int(match[4] or 1))
+    return _day_number(int(match[1] + match[2]), int(match[3] or 1), int(match[4] or 1))
 
 
-def _day(year: int, month: int, day: int) -> int | None:
+def _day_number(year: int, month: int, day: int) -> int | None:
     """Count days in the Gregorian calendar, also before it was in use and after the year 9999."""
     leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
     if not 1 <= month <= 12 or not 1 <= day <= (31, 28 + leap, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)[month - 1]:

@@ -38,7 +38,7 @@ from router.engine.expressions.tree import (
     as_array,
     in_type,
     is_constant,
-    repeat,
+    repeat_scalar,
     type_name,
 )
 from router.spark_internals import analysed, optimised, schema_text
@@ -50,12 +50,12 @@ if TYPE_CHECKING:
 
     from router.engine.expressions.tree import Kind, PlanEntry, Value
 
-__all__ = ["Node", "Untranslatable", "evaluate", "translate"]
+__all__ = ["Node", "Untranslatable", "evaluate_expression", "translate_columns"]
 
 QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|`[^`]*`")
 
 
-def translate(frame: DataFrame, columns: Sequence[Column]) -> list[Node]:
+def translate_columns(frame: DataFrame, columns: Sequence[Column]) -> list[Node]:
     """Return the expressions over the columns of a frame. Raises Untranslatable. Runs on the driver; no job."""
     if frame.sparkSession.conf.get("spark.sql.ansi.enabled") != "true":
         raise Untranslatable("an expression without ANSI mode (spark.sql.ansi.enabled)")
@@ -69,7 +69,7 @@ def translate(frame: DataFrame, columns: Sequence[Column]) -> list[Node]:
         plan = optimised(selection)
     except PySparkException as error:
         raise Untranslatable(f"a constant on which Spark raises {error.getCondition()}") from None
-    nodes = _projected(plan)
+    nodes = _translate_projections(plan)
     for node in nodes:
         _check_constants(node)
     return nodes
@@ -89,17 +89,17 @@ def _check_written(expression: Any) -> None:
             raise Untranslatable(f"the {entry.get('dataType', 'date')} '{text['value']}'")
 
 
-def _projected(plan: Any) -> list[Node]:
+def _translate_projections(plan: Any) -> list[Node]:
     """Return the expressions of a plan of projections: an inner one has what the others use more than once."""
     named: dict[int, Node] = {}
     inner = plan.child()
     if inner.nodeName() != "OneRowRelation":
         if inner.nodeName() != "Project":
             raise Untranslatable(f"an expression that Spark evaluates in a plan of its own ({inner.nodeName()})")
-        for k, node in enumerate(_projected(inner)):
+        for k, node in enumerate(_translate_projections(inner)):
             named[inner.projectList().apply(k).exprId().id()] = node
     projections = plan.projectList()
-    return [_Tree(projections.apply(k), named).node() for k in range(projections.size())]
+    return [_Tree(projections.apply(k), named).read_node() for k in range(projections.size())]
 
 
 def _check_constants(node: Node) -> None:
@@ -124,14 +124,14 @@ class Defect(NamedTuple):
         return f"{self.op}, which fails in tasks ({type(self.error).__name__}: {self.error})"[:300]
 
 
-def evaluate(
+def evaluate_expression(
     node: Node, columns: Mapping[str, pa.Array], rows: int, defects: list[Defect] | None = None
 ) -> tuple[pa.Array, pa.BooleanArray | None]:
     """Return the value of an expression for every row, and the rows on which Spark's evaluation raises.
 
     The value is null on these. The second is None if no row raises. `defects` gets the operations that are at fault.
     """
-    value, raised = _evaluate(node, columns, defects if defects is not None else [])
+    value, raised = _evaluate_node(node, columns, defects if defects is not None else [])
     if raised is not None:
         raised = as_array(raised, rows)
     return as_array(value, rows), raised
@@ -148,28 +148,28 @@ class _Tree:
         self.entries = iter(json.loads(expression.toJSON()))
         self.named = named
 
-    def node(self, path: tuple[int, ...] = ()) -> Node:
+    def read_node(self, path: tuple[int, ...] = ()) -> Node:
         """Return the node of the next entry; `path` is its place below the whole expression."""
         entry = next(self.entries)
         name = _class_name(entry)
         make = MAKERS.get(name)
         if make is None:
-            raise Untranslatable(f"the function {_at(self.expression, path).prettyName()}")
+            raise Untranslatable(f"the function {_child_at(self.expression, path).prettyName()}")
         if name == "AttributeReference" and entry["exprId"]["id"] in self.named:
             return self.named[entry["exprId"]["id"]]
         # As text in the tree such a constant may be the address of an array, or a local time.
         if name == "Literal" and entry["dataType"] in ("binary", *TIME_TYPES) and entry["value"] is not None:
-            entry["value"] = _at(self.expression, path).value()
+            entry["value"] = _child_at(self.expression, path).value()
         if name == "InSet":
-            entry["hset"] = _values(_at(self.expression, path).hset().iterator())
+            entry["hset"] = _read_scala_iterator(_child_at(self.expression, path).hset().iterator())
         if "escapeChar" in entry:
-            entry["escapeChar"] = str(_at(self.expression, path).escapeChar())
-        of = tuple(self.node((*path, k)) for k in range(entry["num-children"]))
+            entry["escapeChar"] = str(_child_at(self.expression, path).escapeChar())
+        of = tuple(self.read_node((*path, k)) for k in range(entry["num-children"]))
         node = make(name, entry, of)
         # A cast to the type that its operand has is that operand.
         if name not in WITH_MODE or node in of:
             return node
-        return replace(node, quiet=_at(self.expression, path).evalMode().toString() == "TRY")
+        return replace(node, quiet=_child_at(self.expression, path).evalMode().toString() == "TRY")
 
 
 WITH_MODE = ("Cast", "Add", "Subtract", "Multiply", "Divide", "IntegralDivide", "Remainder")
@@ -180,13 +180,13 @@ def _class_name(entry: PlanEntry) -> str:
     return str(entry.get("class", "")).rsplit(".", 1)[-1]
 
 
-def _at(expression: Any, path: Sequence[int]) -> Any:
+def _child_at(expression: Any, path: Sequence[int]) -> Any:
     for k in path:
         expression = expression.children().apply(k)
     return expression
 
 
-def _values(iterator: Any) -> list[Any]:
+def _read_scala_iterator(iterator: Any) -> list[Any]:
     """Return what an iterator of Scala has: numbers, and all else as text."""
     values = []
     while iterator.hasNext():
@@ -209,7 +209,7 @@ def _name_for_users(expression: Any, entries: list[PlanEntry], place: int) -> st
         while missing[-1][0] == missing[-1][1]:
             missing.pop()
             missing[-1][0] += 1
-    return f"the function {_at(expression, [child for child, _ in missing]).prettyName()}"
+    return f"the function {_child_at(expression, [child for child, _ in missing]).prettyName()}"
 
 
 UNTRANSLATED = {
@@ -224,19 +224,19 @@ UNTRANSLATED = {
 }
 
 
-def _column(_: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
+def _make_column(_: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     return Node("column", entry["dataType"], with_=entry["name"])
 
 
-def _guarded(name: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
+def _make_same_type(name: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     return Node(name, of[0].kind, of)
 
 
-def _logical(name: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
+def _make_boolean(name: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     return Node(name, "boolean", of)
 
 
-def _in(name: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
+def _make_in(name: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     value, *items = of
     functions.check_comparable("In", value.kind, "binary")
     if any(item.kind != value.kind for item in items):
@@ -269,8 +269,8 @@ def _common_kind(name: str, values: tuple[Node, ...]) -> Kind:
 def _in_set(name: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     """Return IN with many constants."""
     kind = of[0].kind
-    items = [casts.literal("Literal", {"dataType": kind, "value": value}, ()) for value in entry["hset"]]
-    return _in("In", entry, (*of, *items))
+    items = [casts.make_literal("Literal", {"dataType": kind, "value": value}, ()) for value in entry["hset"]]
+    return _make_in("In", entry, (*of, *items))
 
 
 REWRITTEN = {
@@ -281,13 +281,13 @@ REWRITTEN = {
 """What users write and Spark's optimiser replaces."""
 MAKERS: dict[str, Callable[[str, PlanEntry, tuple[Node, ...]], Node]] = {
     "Alias": lambda name, entry, of: of[0],
-    "TryEval": _guarded,
-    "AttributeReference": _column,
-    "Literal": casts.literal,
-    "Cast": casts.cast,
-    "In": _in,
+    "TryEval": _make_same_type,
+    "AttributeReference": _make_column,
+    "Literal": casts.make_literal,
+    "Cast": casts.make_cast,
+    "In": _make_in,
     "InSet": _in_set,
-    **dict.fromkeys(("IsNull", "IsNotNull", "And", "Or", "Not"), _logical),
+    **dict.fromkeys(("IsNull", "IsNotNull", "And", "Or", "Not"), _make_boolean),
     "Coalesce": _coalesce_node,
     **dict.fromkeys(("If", "CaseWhen"), _case_node),
     **functions.MAKERS,
@@ -305,19 +305,19 @@ class _Result(NamedTuple):
     raised: _Mask | None = None
 
 
-def _evaluate(node: Node, columns: Mapping[str, pa.Array], defects: list[Defect]) -> _Result:
+def _evaluate_node(node: Node, columns: Mapping[str, pa.Array], defects: list[Defect]) -> _Result:
     if node.op == "column":
         return _Result(columns[node.with_])
     if node.op == "literal":
         return _Result(pa.scalar(node.with_, arrow_type_of(node.kind)))
-    of = [_evaluate(child, columns, defects) for child in node.of]
-    operate = _LAZY.get(node.op, _strict)
+    of = [_evaluate_node(child, columns, defects) for child in node.of]
+    operate = _LAZY.get(node.op, _evaluate_strict)
     try:
         value, raised = operate(node, of)
     except Exception:
         # Without a call of its own for the batch, `by_halves` would cost each operation of each batch 20 microseconds.
         value, raised = _by_rows(partial(operate, node), node, of, defects)
-    if raised is None or not _any(raised):
+    if raised is None or not _has_true(raised):
         return _Result(value)
     return _Result(pc.if_else(raised, pa.scalar(None, value.type), value), raised)
 
@@ -331,7 +331,7 @@ def _by_rows(
     """
     lengths = [len(operand.value) for operand in of if isinstance(operand.value, pa.Array)]
     rows = lengths[0] if lengths else 1
-    pieces = by_halves(lambda start, stop: operate([_part(operand, start, stop) for operand in of]), rows)
+    pieces = by_halves(lambda start, stop: operate([_slice_operand(operand, start, stop) for operand in of]), rows)
     errors = [piece.error for piece in pieces if piece.error]
     if len(errors) == len(pieces) or len(errors) >= MANY_FAILURES:
         defects.append(Defect(node.op, errors[0]))
@@ -352,7 +352,7 @@ def _by_rows(
     return _Result(pa.concat_arrays(values), pa.concat_arrays(marks))
 
 
-def _part(operand: _Result, start: int, stop: int) -> _Result:
+def _slice_operand(operand: _Result, start: int, stop: int) -> _Result:
     """Return an operand for some consecutive rows; a constant is the same for all."""
     value, raised = operand
     if isinstance(value, pa.Array):
@@ -362,47 +362,47 @@ def _part(operand: _Result, start: int, stop: int) -> _Result:
     return _Result(value, raised)
 
 
-def _any(mask: _Mask) -> bool:
+def _has_true(mask: _Mask) -> bool:
     return bool(mask.as_py()) if isinstance(mask, pa.Scalar) else mask.true_count > 0
 
 
-def _either(*masks: _Mask | None) -> _Mask | None:
+def _or_masks(*masks: _Mask | None) -> _Mask | None:
     some = [mask for mask in masks if mask is not None]
     return reduce(pc.or_, some) if some else None
 
 
-def _where(condition: _Mask, raised: _Mask | None) -> _Mask | None:
+def _raised_where(condition: _Mask, raised: _Mask | None) -> _Mask | None:
     return None if raised is None else pc.and_(condition, raised)
 
 
-def _true(value: Value) -> _Mask:
+def _is_true(value: Value) -> _Mask:
     return pc.fill_null(value, False)
 
 
-def _strict(node: Node, of: list[_Result]) -> _Result:
+def _evaluate_strict(node: Node, of: list[_Result]) -> _Result:
     """Evaluate an operation that is null if an operand is: Spark leaves off at the first one that is null."""
     operands = of[::-1] if node.op in functions.RIGHT_FIRST else of
     raised = None
     reached = pa.scalar(True)
     for operand in operands:
-        raised = _either(raised, _where(reached, operand.raised))
+        raised = _or_masks(raised, _raised_where(reached, operand.raised))
         valid = operand.value.is_valid() if isinstance(operand.value, pa.Array) else pa.scalar(operand.value.is_valid)
         reached = pc.and_(reached, valid)
-    value, failed = _apply(node, [operand.value for operand in of])
+    value, failed = _apply_operation(node, [operand.value for operand in of])
     if failed is None:
         return _Result(value, raised)
-    failed = _true(failed)
+    failed = _is_true(failed)
     if not node.quiet:
-        raised = _either(raised, pc.and_(reached, failed))
+        raised = _or_masks(raised, pc.and_(reached, failed))
     elif node.op in functions.RIGHT_FIRST:
         # A divisor of zero is enough for null: Spark does not evaluate the dividend then.
         dividend, divisor = of
         is_divided = pc.and_(pc.is_valid(divisor.value), pc.invert(failed))
-        raised = _either(divisor.raised, _where(is_divided, dividend.raised))
+        raised = _or_masks(divisor.raised, _raised_where(is_divided, dividend.raised))
     return _Result(pc.if_else(failed, pa.scalar(None, value.type), value), raised)
 
 
-def _apply(node: Node, values: list[Any]) -> tuple[Any, Any]:
+def _apply_operation(node: Node, values: list[Any]) -> tuple[Any, Any]:
     """Apply an operation to values: all arrays, except for those that a kernel takes as they are.
 
     Returns the value, and the rows on which the operation itself raises, if it can.
@@ -410,7 +410,7 @@ def _apply(node: Node, values: list[Any]) -> tuple[Any, Any]:
     constant = bool(values) and all(isinstance(value, pa.Scalar) for value in values)
     # The functions of operations take arrays: constants become arrays of one row.
     if constant:
-        values = [repeat(value, 1) for value in values]
+        values = [repeat_scalar(value, 1) for value in values]
     no_text = None
     try:
         value = _OPERATIONS[node.op](node, *values)
@@ -423,7 +423,7 @@ def _apply(node: Node, values: list[Any]) -> tuple[Any, Any]:
     failed = None
     if isinstance(value, tuple):
         value, failed = value
-    failed = _either(failed, no_text)
+    failed = _or_masks(failed, no_text)
     if constant:
         value = value[0]
         failed = None if failed is None else failed[0]
@@ -447,49 +447,51 @@ def _without_broken_texts(values: list[Any]) -> tuple[list[Any], pa.BooleanArray
     return valid, rows
 
 
-def _all(node: Node, of: list[_Result]) -> _Result:
+def _evaluate_all_operands(node: Node, of: list[_Result]) -> _Result:
     """Evaluate an operation that looks at all of its operands, whether they are null or not."""
-    value, _ = _apply(node, [operand.value for operand in of])
-    return _Result(value, _either(*(operand.raised for operand in of)))
+    value, _ = _apply_operation(node, [operand.value for operand in of])
+    return _Result(value, _or_masks(*(operand.raised for operand in of)))
 
 
-def _caught(node: Node, of: list[_Result]) -> _Result:
+def _evaluate_without_raised(node: Node, of: list[_Result]) -> _Result:
     return _Result(of[0].value)
 
 
-def _and(node: Node, of: list[_Result]) -> _Result:
+def _evaluate_and(node: Node, of: list[_Result]) -> _Result:
     left, right = of
     reached = pc.fill_null(left.value, True)
-    return _Result(pc.and_kleene(left.value, right.value), _either(left.raised, _where(reached, right.raised)))
+    return _Result(pc.and_kleene(left.value, right.value), _or_masks(left.raised, _raised_where(reached, right.raised)))
 
 
-def _or(node: Node, of: list[_Result]) -> _Result:
+def _evaluate_or(node: Node, of: list[_Result]) -> _Result:
     left, right = of
-    reached = pc.invert(_true(left.value))
-    return _Result(pc.or_kleene(left.value, right.value), _either(left.raised, _where(reached, right.raised)))
+    reached = pc.invert(_is_true(left.value))
+    return _Result(pc.or_kleene(left.value, right.value), _or_masks(left.raised, _raised_where(reached, right.raised)))
 
 
-def _coalesce(node: Node, of: list[_Result]) -> _Result:
+def _evaluate_coalesce(node: Node, of: list[_Result]) -> _Result:
     raised = None
     reached = pa.scalar(True)
     for operand in of:
-        raised = _either(raised, _where(reached, operand.raised))
+        raised = _or_masks(raised, _raised_where(reached, operand.raised))
         reached = pc.and_(reached, pc.is_null(operand.value))
     return _Result(pc.coalesce(*(operand.value for operand in of)), raised)
 
 
-def _case(node: Node, of: list[_Result]) -> _Result:
+def _evaluate_case(node: Node, of: list[_Result]) -> _Result:
     """Choose from the last condition to the first: each replaces the value that the later ones have left."""
     result = of[-1] if len(of) % 2 else _Result(pa.scalar(None, arrow_type_of(node.kind)))
     for k in range(len(of) // 2 * 2 - 2, -1, -2):
         condition, then = of[k : k + 2]
-        holds = _true(condition.value)
-        raised = _either(condition.raised, _where(holds, then.raised), _where(pc.invert(holds), result.raised))
-        result = _Result(_if(holds, then.value, result.value), raised)
+        holds = _is_true(condition.value)
+        raised = _or_masks(
+            condition.raised, _raised_where(holds, then.raised), _raised_where(pc.invert(holds), result.raised)
+        )
+        result = _Result(_select_values(holds, then.value, result.value), raised)
     return result
 
 
-def _if(holds: _Mask, then: Value, other: Value) -> Value:
+def _select_values(holds: _Mask, then: Value, other: Value) -> Value:
     if isinstance(holds, pa.Scalar):
         return then if holds.as_py() else other
     return pc.if_else(holds, then, in_type(other, then.type))
@@ -502,32 +504,32 @@ def _is_in(node: Node, of: list[_Result]) -> _Result:
     no_truth = pa.scalar(None, pa.bool_())
     # Constants are looked up at once, but for fractions: NaN equals itself in Spark.
     if value.value.type not in (pa.float32(), pa.float64()) and all(map(is_constant, node.of[1:])):
-        constants = pa.concat_arrays([repeat(item.value, 1) for item in items])
+        constants = pa.concat_arrays([repeat_scalar(item.value, 1) for item in items])
         is_in = pc.and_(pc.is_in(value.value, constants), pa.scalar(True))
         return _Result(pc.if_else(valid, is_in, no_truth), value.raised)
     is_in = pa.scalar(False)
     raised = value.raised
     reached = valid
     for item, child in zip(items, node.of[1:], strict=True):
-        raised = _either(raised, _where(reached, item.raised))
-        same = functions.equal(replace(node, of=(node.of[0], child)), value.value, item.value)
+        raised = _or_masks(raised, _raised_where(reached, item.raised))
+        same = functions.is_equal(replace(node, of=(node.of[0], child)), value.value, item.value)
         is_in = pc.or_kleene(is_in, same)
-        reached = pc.and_(reached, pc.invert(_true(same)))
+        reached = pc.and_(reached, pc.invert(_is_true(same)))
     return _Result(pc.if_else(valid, is_in, no_truth), raised)
 
 
 _LAZY: dict[str, Callable[[Node, list[_Result]], _Result]] = {
-    "And": _and,
-    "Or": _or,
-    "Coalesce": _coalesce,
-    "If": _case,
-    "CaseWhen": _case,
+    "And": _evaluate_and,
+    "Or": _evaluate_or,
+    "Coalesce": _evaluate_coalesce,
+    "If": _evaluate_case,
+    "CaseWhen": _evaluate_case,
     "In": _is_in,
-    "TryEval": _caught,
-    **dict.fromkeys(("IsNull", "IsNotNull", *functions.ALL, *text.ALL), _all),
+    "TryEval": _evaluate_without_raised,
+    **dict.fromkeys(("IsNull", "IsNotNull", *functions.ALL, *text.ALL), _evaluate_all_operands),
 }
 _OPERATIONS: dict[str, Callable[..., Any]] = {
-    "cast": casts.convert,
+    "cast": casts.convert_values,
     "IsNull": lambda node, value: pc.is_null(value),
     "IsNotNull": lambda node, value: pc.is_valid(value),
     "Not": lambda node, value: pc.invert(value),

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router.engine.expressions.casts import rescale
+from router.engine.expressions.casts import rescale_decimals
 from router.engine.expressions.tree import (
     FLOATS,
     INTEGERS,
@@ -24,11 +24,11 @@ from router.engine.expressions.tree import (
     TYPES,
     Node,
     Untranslatable,
-    arrays,
     arrow_type_of,
+    as_arrays,
+    decimal_precision,
     is_constant,
     is_nested,
-    precision,
     type_name,
 )
 
@@ -51,18 +51,18 @@ COMPARED = (*NUMBERS, *TIME_TYPES, "boolean", "string")
 
 def check_comparable(operation: str, kind: Kind, *more: str) -> None:
     """Refuse types that Arrow does not compare as Spark does."""
-    if kind not in (*COMPARED, *more) and not precision(kind):
+    if kind not in (*COMPARED, *more) and not decimal_precision(kind):
         raise Untranslatable(f"{operation} with {type_name(kind)}")
 
 
-def _compared(name: str, entry: PlanEntry, of: _Nodes) -> Node:
+def _make_comparison(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     check_comparable("a comparison", of[0].kind, "binary")
     if of[0].kind != of[1].kind:
         raise Untranslatable(f"a comparison of {type_name(of[0].kind)} and {type_name(of[1].kind)}")
     return Node(name, "boolean", of)
 
 
-def equal(node: Node, left: Value, right: Value) -> Value:
+def is_equal(node: Node, left: Value, right: Value) -> Value:
     """Return whether two values are equal: in Spark NaN equals itself."""
     same = pc.equal(left, right)
     if not _is_floating(node):
@@ -72,10 +72,10 @@ def equal(node: Node, left: Value, right: Value) -> Value:
 
 def _equal_null_safe(node: Node, left: Value, right: Value) -> Value:
     both_null = pc.and_(pc.is_null(left), pc.is_null(right))
-    return pc.or_(both_null, pc.fill_null(equal(node, left, right), False))
+    return pc.or_(both_null, pc.fill_null(is_equal(node, left, right), False))
 
 
-def _greater(node: Node, left: Value, right: Value) -> Value:
+def _is_greater(node: Node, left: Value, right: Value) -> Value:
     """Return whether the first value is greater: in Spark NaN is greater than any other number."""
     if node.of[0].kind == "boolean":
         left = pc.cast(left, pa.int8())
@@ -90,27 +90,27 @@ def _is_floating(node: Node) -> bool:
     return node.of[0].kind in FLOATS
 
 
-def _extreme(name: str, entry: PlanEntry, of: _Nodes) -> Node:
+def _make_extreme(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     check_comparable(f"the function {name.lower()}", of[0].kind)
     if any(node.kind != of[0].kind for node in of):
         raise Untranslatable(f"the function {name.lower()} of several types")
     return Node(name, of[0].kind, of)
 
 
-def _greatest(node: Node, *values: Value) -> Value:
+def _choose_extreme(node: Node, *values: Value) -> Value:
     def choose(left: Value, right: Value) -> Value:
         pair = (right, left) if node.op == "Greatest" else (left, right)
-        return pc.if_else(pc.fill_null(_greater(node, *pair), pc.is_null(left)), right, left)
+        return pc.if_else(pc.fill_null(_is_greater(node, *pair), pc.is_null(left)), right, left)
 
-    return reduce(choose, arrays(*values))
+    return reduce(choose, as_arrays(*values))
 
 
-def _arithmetic(name: str, entry: PlanEntry, of: _Nodes) -> Node:
+def _make_arithmetic(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     left, right = of
     if left.kind in NUMBERS and left.kind == right.kind:
         return Node(name, left.kind, of)
-    left_size = precision(left.kind)
-    right_size = precision(right.kind)
+    left_size = decimal_precision(left.kind)
+    right_size = decimal_precision(right.kind)
     if left_size is None or right_size is None or name not in ("Add", "Subtract", "Multiply"):
         raise Untranslatable(f"{_SIGNS[name]} on {type_name(left.kind)} and {type_name(right.kind)}")
     # The precision and scale of the result, as in Spark's DecimalPrecision.
@@ -142,7 +142,7 @@ _KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
-def _compute(node: Node, left: Value, right: Value) -> Value:
+def _compute_arithmetic(node: Node, left: Value, right: Value) -> Value:
     """Add, subtract or multiply. Only if some row overflows all are computed with more digits."""
     plain, checked = _KERNELS[node.op]
     if node.kind not in INTEGERS:
@@ -150,14 +150,14 @@ def _compute(node: Node, left: Value, right: Value) -> Value:
     try:
         return checked(left, right)
     except pa.ArrowInvalid:
-        return _narrow(plain(_wide(left), _wide(right)), TYPES[node.kind])
+        return _narrow_decimals(plain(_widen_to_decimal(left), _widen_to_decimal(right)), TYPES[node.kind])
 
 
-def _wide(value: Value) -> Value:
+def _widen_to_decimal(value: Value) -> Value:
     return pc.cast(pc.cast(value, pa.int64()), pa.decimal256(19, 0))
 
 
-def _narrow(wide: pa.Array, to: pa.DataType) -> Value:
+def _narrow_decimals(wide: pa.Array, to: pa.DataType) -> Value:
     """Return numbers as a type of fewer digits, and the rows on which they have too many."""
     limit = 2 ** (to.bit_width - 1)
     failed = pc.or_(pc.less(wide, Decimal(-limit)), pc.greater(wide, Decimal(limit - 1)))
@@ -165,7 +165,7 @@ def _narrow(wide: pa.Array, to: pa.DataType) -> Value:
     return pc.cast(pc.cast(pc.cast(inside, pa.decimal128(38, 0)), pa.int64()), to), failed
 
 
-def _divided(name: str, entry: PlanEntry, of: _Nodes) -> Node:
+def _make_division(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     if of[0].kind != of[1].kind or of[0].kind not in _DIVIDED[name]:
         raise Untranslatable(f"{_SIGNS[name]} on {type_name(of[0].kind)} and {type_name(of[1].kind)}")
     return Node(name, of[0].kind, of)
@@ -175,7 +175,7 @@ _DIVIDED = {"Divide": ("double",), "IntegralDivide": ("long",), "Remainder": NUM
 """The types of both operands."""
 
 
-def _quotient(node: Node, dividend: Value, divisor: Value) -> Value:
+def _compute_quotient(node: Node, dividend: Value, divisor: Value) -> Value:
     return pc.divide(dividend, divisor), pc.equal(divisor, 0.0)
 
 
@@ -185,8 +185,8 @@ def _whole_quotient(node: Node, dividend: Value, divisor: Value) -> Value:
     return pc.divide(dividend, pc.if_else(failed, pa.scalar(1, pa.int64()), divisor)), failed
 
 
-def _remainder(node: Node, dividend: Value, divisor: Value) -> Value:
-    dividend, divisor = arrays(dividend, divisor)
+def _compute_remainder(node: Node, dividend: Value, divisor: Value) -> Value:
+    dividend, divisor = as_arrays(dividend, divisor)
     failed = pc.equal(divisor, pa.scalar(0, divisor.type))
     nulls = _either_null(dividend, divisor)
     any_divisor = pa.scalar(1, divisor.type)
@@ -194,19 +194,19 @@ def _remainder(node: Node, dividend: Value, divisor: Value) -> Value:
     if node.kind in INTEGERS:  # the smallest number by minus one is a trap of the processor
         safe = pc.if_else(pc.equal(safe, pa.scalar(-1, divisor.type)), any_divisor, safe)
     with np.errstate(invalid="ignore"):
-        remainders = np.fmod(_numbers(dividend), _numbers(safe))
-    return pa.array(remainders, mask=_numbers(nulls)), failed
+        remainders = np.fmod(_numpy_values(dividend), _numpy_values(safe))
+    return pa.array(remainders, mask=_numpy_values(nulls)), failed
 
 
-def _numbers(value: pa.Array) -> npt.NDArray[Any]:
+def _numpy_values(value: pa.Array) -> npt.NDArray[Any]:
     """Return the values of an array: 1 in place of nulls."""
     numbers: npt.NDArray[Any] = pc.fill_null(value, pa.scalar(1).cast(value.type)).to_numpy(zero_copy_only=False)
     return numbers
 
 
-def _signed(name: str, entry: PlanEntry, of: _Nodes) -> Node:
+def _make_sign_change(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     # Spark takes these of a decimal with 38 digits for ones that are too wide.
-    size = precision(of[0].kind)
+    size = decimal_precision(of[0].kind)
     if of[0].kind not in NUMBERS and (size is None or size[0] == MOST_DIGITS):
         raise Untranslatable(f"{_NAMES[name]} of {type_name(of[0].kind)}")
     return Node(name, of[0].kind, of)
@@ -215,7 +215,7 @@ def _signed(name: str, entry: PlanEntry, of: _Nodes) -> Node:
 _NAMES = {"UnaryMinus": "the sign -", "Abs": "the function abs"}
 
 
-def _negated(node: Node, value: pa.Array) -> Value:
+def _change_sign(node: Node, value: pa.Array) -> Value:
     """Return minus or the absolute value: the smallest whole number has none."""
     apply = pc.negate if node.op == "UnaryMinus" else pc.abs
     if node.kind not in INTEGERS:
@@ -224,9 +224,9 @@ def _negated(node: Node, value: pa.Array) -> Value:
     return apply(pc.if_else(failed, pa.scalar(0, value.type), value)), failed
 
 
-def _round(name: str, entry: PlanEntry, of: _Nodes) -> Node:
+def _make_round(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     value, places = of
-    size = precision(value.kind)
+    size = decimal_precision(value.kind)
     is_number = value.kind in (*INTEGERS, "double") or size is not None
     if not is_number or not is_constant(places) or not 0 <= places.with_ <= 15:
         raise Untranslatable(f"the function round of {type_name(value.kind)} with these places")
@@ -240,12 +240,12 @@ def _round(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     return Node(name, f"decimal({digits},{scale})", (value,), places.with_)
 
 
-def _rounded(node: Node, value: pa.Array) -> Value:
+def _round_half_up(node: Node, value: pa.Array) -> Value:
     """Round half up, decided on the decimal text of a number as Spark does."""
     if node.kind != "double":
-        return rescale(value, arrow_type_of(node.kind))
-    nulls = _numbers(pc.is_null(value))
-    values = _numbers(value)
+        return rescale_decimals(value, arrow_type_of(node.kind))
+    nulls = _numpy_values(pc.is_null(value))
+    values = _numpy_values(value)
     finite = np.isfinite(values)
     with np.errstate(invalid="ignore", over="ignore"):
         scaled = np.abs(values) * 10.0**node.with_
@@ -257,15 +257,15 @@ def _rounded(node: Node, value: pa.Array) -> Value:
     for k in np.flatnonzero(~clear & finite & ~nulls):
         text = Decimal(repr(float(values[k])))
         exponent = int(text.as_tuple().exponent)
-        rounded[k] = float(text if exponent >= -node.with_ else _quantized(text, node.with_))
+        rounded[k] = float(text if exponent >= -node.with_ else _quantize_decimal(text, node.with_))
     return pa.array(np.where(finite, rounded, values), mask=nulls)
 
 
-def _quantized(number: Decimal, places: int) -> Decimal:
+def _quantize_decimal(number: Decimal, places: int) -> Decimal:
     return number.quantize(Decimal(1).scaleb(-places), ROUND_HALF_UP)
 
 
-def _ceil(name: str, entry: PlanEntry, of: _Nodes) -> Node:
+def _make_ceil(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     if of[0].kind == "long":
         return of[0]
     if of[0].kind != "double":
@@ -273,7 +273,7 @@ def _ceil(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     return Node(name, "long", of)
 
 
-def _ceiled(node: Node, value: pa.Array) -> Value:
+def _ceil_or_floor(node: Node, value: pa.Array) -> Value:
     """Return the next whole number as a long: the largest long stands for all above, zero for NaN."""
     whole = pc.ceil(value) if node.op == "Ceil" else pc.floor(value)
     whole = pc.if_else(pc.is_nan(whole), 0.0, whole)
@@ -283,15 +283,15 @@ def _ceiled(node: Node, value: pa.Array) -> Value:
     return pc.if_else(above, 2**63 - 1, pc.if_else(below, -(2**63), inside))
 
 
-def _nan(name: str, entry: PlanEntry, of: _Nodes) -> Node:
+def _make_is_nan(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     return Node(name, "boolean", of)
 
 
-def _field(_: str, entry: PlanEntry, of: _Nodes) -> Node:
+def _make_field(_: str, entry: PlanEntry, of: _Nodes) -> Node:
     return Node("field", of[0].kind["fields"][entry["ordinal"]]["type"], of, entry["ordinal"])
 
 
-def _fields(name: str, entry: PlanEntry, of: _Nodes) -> Node:
+def _make_item_fields(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     field = of[0].kind["elementType"]["fields"][entry["ordinal"]]
     kind = {**of[0].kind, "elementType": field["type"], "containsNull": True}
     return Node(name, kind, of, entry["ordinal"])
@@ -299,15 +299,15 @@ def _fields(name: str, entry: PlanEntry, of: _Nodes) -> Node:
 
 def _fields_of_all(node: Node, value: pa.Array) -> pa.Array:
     items = pc.struct_field(value.values, [node.with_])
-    return _listed(value, items)
+    return _replace_items(value, items)
 
 
-def _listed(collection: pa.Array, items: pa.Array) -> pa.Array:
+def _replace_items(collection: pa.Array, items: pa.Array) -> pa.Array:
     """Return lists of other items in the places of those of an array or a map, which may be a slice."""
     return pa.ListArray.from_arrays(pa.array(collection.offsets.to_numpy()), items, mask=pc.is_null(collection))
 
 
-def _struct(name: str, entry: PlanEntry, of: _Nodes) -> Node:
+def _make_struct(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     if not all(map(is_constant, of[::2])):
         raise Untranslatable("a struct whose fields have no constant names")
     names = tuple(node.with_ for node in of[::2])
@@ -318,10 +318,10 @@ def _struct(name: str, entry: PlanEntry, of: _Nodes) -> Node:
 
 
 def _made_struct(node: Node, *values: Value) -> pa.Array:
-    return pa.StructArray.from_arrays(arrays(*values), names=list(node.with_))
+    return pa.StructArray.from_arrays(as_arrays(*values), names=list(node.with_))
 
 
-def item(name: str, entry: PlanEntry, of: _Nodes) -> Node:
+def make_item(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     """Return a look-up in an array or a map; `with_`: whether a missing item raises."""
     collection, key = of
     if is_nested(collection.kind, "map"):
@@ -336,23 +336,23 @@ def item(name: str, entry: PlanEntry, of: _Nodes) -> Node:
 
 def _from_array(node: Node, array: Value, place: Value) -> Value:
     """Return items by their place: from zero in a[0]; from one, and from the end if negative, in element_at."""
-    array, place = arrays(array, place)
+    array, place = as_arrays(array, place)
     starts = array.offsets.to_numpy()[:-1].astype(np.int64)
     sizes = np.diff(array.offsets.to_numpy()).astype(np.int64)
-    places = _numbers(pc.cast(place, pa.int64()))
+    places = _numpy_values(pc.cast(place, pa.int64()))
     invalid = np.zeros(len(places), bool)
     if node.op == "ElementAt":
         invalid = (places == 0) | (places == -(2**31))  # these raise for any array
         places = np.where(places > 0, places - 1, places + sizes)
     missing = (places < 0) | (places >= sizes) | invalid
-    no_item = missing | _numbers(_either_null(array, place))
+    no_item = missing | _numpy_values(_either_null(array, place))
     items = array.values.take(pa.array(np.where(no_item, 0, starts + places), mask=no_item))
     return items, pa.array(missing if node.with_ else invalid)
 
 
 def _from_map(node: Node, mapping: Value, key: Value) -> Value:
     """Return the value of the first of a map's keys that is equal; null if there is none."""
-    mapping, key = arrays(mapping, key)
+    mapping, key = as_arrays(mapping, key)
     places = _first_equal(mapping, node.of[1].kind, mapping.keys, key)
     return mapping.items.take(pa.array(np.maximum(places, 0), mask=places < 0))
 
@@ -362,24 +362,24 @@ def _first_equal(collection: pa.Array, kind: Kind, items: pa.Array, wanted: pa.A
     offsets = collection.offsets.to_numpy().astype(np.int64)
     rows = np.repeat(np.arange(len(collection)), np.diff(offsets))
     items = items.slice(offsets[0], offsets[-1] - offsets[0])
-    same = equal(Node("", "boolean", (Node("", kind),)), items, wanted.take(pa.array(rows)))
-    hits = np.flatnonzero(_numbers(pc.fill_null(same, False)))[::-1]
+    same = is_equal(Node("", "boolean", (Node("", kind),)), items, wanted.take(pa.array(rows)))
+    hits = np.flatnonzero(_numpy_values(pc.fill_null(same, False)))[::-1]
     places = np.full(len(collection), -1, np.int64)
     places[rows[hits]] = hits + offsets[0]  # backwards: the first one is written last
-    return np.where(_numbers(_either_null(collection, wanted)), -1, places)
+    return np.where(_numpy_values(_either_null(collection, wanted)), -1, places)
 
 
 def _either_null(left: pa.Array, right: pa.Array) -> pa.Array:
     return pc.or_(pc.is_null(left), pc.is_null(right))
 
 
-def _size(name: str, entry: PlanEntry, of: _Nodes) -> Node:
+def _make_size(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     if entry.get("legacySizeOfNull") or not (is_nested(of[0].kind, "array") or is_nested(of[0].kind, "map")):
         raise Untranslatable("the function size where it gives -1 for null")
     return Node(name, "integer", of)
 
 
-def _contains(name: str, entry: PlanEntry, of: _Nodes) -> Node:
+def _make_contains(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     collection, wanted = of
     kind = collection.kind["elementType"]
     check_comparable("a look-up", kind)
@@ -388,13 +388,13 @@ def _contains(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     return Node(name, "boolean", of)
 
 
-def _contained(node: Node, array: Value, wanted: Value) -> pa.Array:
+def _evaluate_contains(node: Node, array: Value, wanted: Value) -> pa.Array:
     """Return whether an array has a value: null if it has none that is equal, but nulls."""
-    array, wanted = arrays(array, wanted)
+    array, wanted = as_arrays(array, wanted)
     is_in = pa.array(_first_equal(array, node.of[1].kind, array.values, wanted) >= 0)
     # Count nulls up to each item: an array has some if the numbers at its ends differ.
     offsets = array.offsets.to_numpy()
-    nulls_before = np.concatenate([[0], np.cumsum(_numbers(pc.is_null(array.values)))])
+    nulls_before = np.concatenate([[0], np.cumsum(_numpy_values(pc.is_null(array.values)))])
     has_nulls = pa.array(nulls_before[offsets[1:]] > nulls_before[offsets[:-1]])
     unknown = pc.or_(pc.and_not(has_nulls, is_in), _either_null(array, wanted))
     return pc.if_else(unknown, pa.scalar(None, pa.bool_()), is_in)
@@ -402,48 +402,49 @@ def _contained(node: Node, array: Value, wanted: Value) -> pa.Array:
 
 MAKERS: dict[str, Callable[[str, PlanEntry, _Nodes], Node]] = {
     **dict.fromkeys(
-        ("EqualTo", "EqualNullSafe", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual"), _compared
+        ("EqualTo", "EqualNullSafe", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual"),
+        _make_comparison,
     ),
-    **dict.fromkeys(("Greatest", "Least"), _extreme),
-    **dict.fromkeys(_KERNELS, _arithmetic),
-    **dict.fromkeys(RIGHT_FIRST, _divided),
-    **dict.fromkeys(_NAMES, _signed),
-    "Round": _round,
-    **dict.fromkeys(("Ceil", "Floor"), _ceil),
-    "IsNaN": _nan,
-    "GetStructField": _field,
-    "GetArrayStructFields": _fields,
-    "CreateNamedStruct": _struct,
-    **dict.fromkeys(("GetArrayItem", "GetMapValue", "ElementAt"), item),
-    "Size": _size,
-    "ArrayContains": _contains,
+    **dict.fromkeys(("Greatest", "Least"), _make_extreme),
+    **dict.fromkeys(_KERNELS, _make_arithmetic),
+    **dict.fromkeys(RIGHT_FIRST, _make_division),
+    **dict.fromkeys(_NAMES, _make_sign_change),
+    "Round": _make_round,
+    **dict.fromkeys(("Ceil", "Floor"), _make_ceil),
+    "IsNaN": _make_is_nan,
+    "GetStructField": _make_field,
+    "GetArrayStructFields": _make_item_fields,
+    "CreateNamedStruct": _make_struct,
+    **dict.fromkeys(("GetArrayItem", "GetMapValue", "ElementAt"), make_item),
+    "Size": _make_size,
+    "ArrayContains": _make_contains,
 }
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    "EqualTo": equal,
+    "EqualTo": is_equal,
     "EqualNullSafe": _equal_null_safe,
-    "GreaterThan": _greater,
-    "LessThan": lambda node, left, right: _greater(node, right, left),
-    "GreaterThanOrEqual": lambda node, left, right: pc.invert(_greater(node, right, left)),
-    "LessThanOrEqual": lambda node, left, right: pc.invert(_greater(node, left, right)),
-    **dict.fromkeys(("Greatest", "Least"), _greatest),
-    **dict.fromkeys(_KERNELS, _compute),
-    "Divide": _quotient,
+    "GreaterThan": _is_greater,
+    "LessThan": lambda node, left, right: _is_greater(node, right, left),
+    "GreaterThanOrEqual": lambda node, left, right: pc.invert(_is_greater(node, right, left)),
+    "LessThanOrEqual": lambda node, left, right: pc.invert(_is_greater(node, left, right)),
+    **dict.fromkeys(("Greatest", "Least"), _choose_extreme),
+    **dict.fromkeys(_KERNELS, _compute_arithmetic),
+    "Divide": _compute_quotient,
     "IntegralDivide": _whole_quotient,
-    "Remainder": _remainder,
-    **dict.fromkeys(_NAMES, _negated),
-    "Round": _rounded,
-    **dict.fromkeys(("Ceil", "Floor"), _ceiled),
+    "Remainder": _compute_remainder,
+    **dict.fromkeys(_NAMES, _change_sign),
+    "Round": _round_half_up,
+    **dict.fromkeys(("Ceil", "Floor"), _ceil_or_floor),
     "IsNaN": lambda node, value: pc.fill_null(pc.is_nan(value), False),
     "field": lambda node, value: pc.struct_field(value, [node.with_]),
     "GetArrayStructFields": _fields_of_all,
     "CreateNamedStruct": _made_struct,
     **dict.fromkeys(("GetArrayItem", "ElementAt"), _from_array),
     "GetMapValue": _from_map,
-    "Size": lambda node, value: pc.cast(_lengths(value), pa.int32()),
-    "ArrayContains": _contained,
+    "Size": lambda node, value: pc.cast(_collection_lengths(value), pa.int32()),
+    "ArrayContains": _evaluate_contains,
 }
 
 
-def _lengths(collection: pa.Array) -> pa.Array:
+def _collection_lengths(collection: pa.Array) -> pa.Array:
     sizes = np.diff(collection.offsets.to_numpy())
-    return pa.array(sizes, mask=_numbers(pc.is_null(collection)))
+    return pa.array(sizes, mask=_numpy_values(pc.is_null(collection)))

@@ -14,7 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyspark
 
-from router.engine.expressions.tree import Node, Untranslatable, arrays, arrow_type_of, by_value, is_constant, type_name
+from router.engine.expressions.tree import (
+    Node,
+    Untranslatable,
+    arrow_type_of,
+    as_arrays,
+    by_value,
+    is_constant,
+    type_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,18 +36,18 @@ _LARGEST = 2**31 - 1
 _NO_TEXT = pa.scalar(None, pa.string())
 
 
-def _named(name: str) -> str:
+def _describe_function(name: str) -> str:
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.removeprefix("String")).lower()
     return f"the function {words}"
 
 
-def _text(name: str, entry: PlanEntry, of: _Nodes) -> Node:
+def _make_text_function(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     """Return a function of texts; a length is also one of bytes."""
     if name in ("Length", "OctetLength") and of[0].kind == "binary":
         return Node("OctetLength", "integer", of)
     least = 2 if name == "ConcatWs" else 1
     if len(of) < least or any(node.kind != "string" for node in of):
-        raise Untranslatable(f"{_named(name)} of other types than texts")
+        raise Untranslatable(f"{_describe_function(name)} of other types than texts")
     return Node(name, _KINDS.get(name, "string"), of)
 
 
@@ -50,33 +58,33 @@ _KINDS = {
 """The types of functions that give no text."""
 
 
-def _constant(name: str, entry: PlanEntry, of: _Nodes) -> Node:
+def _make_with_constants(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     """Return a function of a text whose other operands are constants: these are its `with_`."""
     value, *rest = of
     if value.kind != "string":
-        raise Untranslatable(f"{_named(name)} of {type_name(value.kind)}")
+        raise Untranslatable(f"{_describe_function(name)} of {type_name(value.kind)}")
     if not all(map(is_constant, rest)):
-        raise Untranslatable(f"{_named(name)} with other than constants")
+        raise Untranslatable(f"{_describe_function(name)} with other than constants")
     return Node(name, _KINDS.get(name, "string"), (value,), tuple(node.with_ for node in rest))
 
 
-def _joined(node: Node, by: Value, *values: Value) -> pa.Array:
+def _join_texts(node: Node, by: Value, *values: Value) -> pa.Array:
     """Join the texts that are not null."""
-    first, *others, by = arrays(*values, by)
+    first, *others, by = as_arrays(*values, by)
     # Arrow leaves out a row that has nulls only: its first text becomes empty.
     all_null = reduce(pc.and_, [pc.is_null(value) for value in (first, *others)])
     first = pc.if_else(all_null, "", first)
     return pc.binary_join_element_wise(first, *others, by, null_handling="skip")
 
 
-def _substring(name: str, entry: PlanEntry, of: _Nodes) -> Node:
+def _make_substring(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     value, *rest = of
     if value.kind == "binary" and all(map(is_constant, rest)):
         return Node(name, "binary", (value,), tuple(constant.with_ for constant in rest))
-    return _constant(name, entry, of)
+    return _make_with_constants(name, entry, of)
 
 
-def _sliced(node: Node, value: pa.Array) -> pa.Array:
+def _slice_substring(node: Node, value: pa.Array) -> pa.Array:
     """Return a part of a text or of bytes. A place before its beginning counts: substring('abc', -5, 3) is 'a'."""
     place, count = node.with_
     start = place - 1 if place > 0 else place
@@ -101,7 +109,7 @@ def _end_of_bytes(content: bytes, start: int, end: int | None) -> bytes:
     return content[max(first, 0) : last]
 
 
-def _trimmed(node: Node, value: pa.Array) -> pa.Array:
+def _trim_ends(node: Node, value: pa.Array) -> pa.Array:
     """Take characters off the ends: spaces, unless the expression names others."""
     if node.with_ == ("",):
         return value
@@ -115,7 +123,7 @@ _TRIMS: dict[str, Callable[..., pa.Array]] = {
 }
 
 
-def _cased(node: Node, value: pa.Array) -> pa.Array:
+def _change_case(node: Node, value: pa.Array) -> pa.Array:
     """Return texts in upper or lower case: most by Arrow, others by Python, which knows of ß and the final sigma."""
     of_ascii, of_simple, of_any = _CASES[node.op]
     if pc.all(pc.string_is_ascii(value)).as_py() in (True, None):
@@ -141,23 +149,23 @@ NEWER = UNICODE_14 | UNICODE_16 | (UNICODE_17 if SPARK >= (4, 2) else {})
 NEWER_UPPER = {low: high for high, low in NEWER.items()}
 
 
-def upper(text: str) -> str:
+def to_upper_case(text: str) -> str:
     """Return a text in upper case."""
     return text.upper().translate(NEWER_UPPER)
 
 
-def lower(text: str) -> str:
+def to_lower_case(text: str) -> str:
     """Return a text in lower case. One difference is left: a sigma next to a character of Unicode 15 or 16."""
     return text.lower().translate(NEWER)
 
 
 _CASES: dict[str, tuple[Callable[..., pa.Array], Callable[..., pa.Array], Callable[[str], str]]] = {
-    "Upper": (pc.ascii_upper, pc.utf8_upper, upper),
-    "Lower": (pc.ascii_lower, pc.utf8_lower, lower),
+    "Upper": (pc.ascii_upper, pc.utf8_upper, to_upper_case),
+    "Lower": (pc.ascii_lower, pc.utf8_lower, to_lower_case),
 }
 
 
-def _position(node: Node, value: pa.Array) -> pa.Array:
+def _find_position(node: Node, value: pa.Array) -> pa.Array:
     """Return the place of a text in another one, counted from one; zero if it has none."""
     (wanted,) = node.with_
     if pc.all(pc.string_is_ascii(value)).as_py() in (True, None):
@@ -165,31 +173,31 @@ def _position(node: Node, value: pa.Array) -> pa.Array:
     return by_value(value, lambda text: text.find(wanted) + 1, pa.int32())
 
 
-def _replaced(node: Node, value: pa.Array) -> pa.Array:
+def _replace_text(node: Node, value: pa.Array) -> pa.Array:
     wanted, other = node.with_
     return pc.replace_substring(value, wanted, other) if wanted else value
 
 
-def _like(name: str, entry: PlanEntry, of: _Nodes) -> Node:
+def _make_like(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     """Return a match with a pattern of LIKE."""
     value, pattern = of
     escape = entry.get("escapeChar") or "\\"
     if value.kind != "string" or not is_constant(pattern):
         raise Untranslatable("LIKE with a pattern that is no constant")
     sql = pattern.with_
-    pieces = _pieces(sql, escape)
+    pieces = _split_pattern(sql, escape)
     # Spark cuts characters of more than 16 bits in two: nothing matches.
-    if max(sql, default="") > "\uffff" and (escape in sql or not _simple(pieces)):
+    if max(sql, default="") > "\uffff" and (escape in sql or not _is_simple_pattern(pieces)):
         raise Untranslatable(f"LIKE with the pattern {sql}")
     return Node("Like", "boolean", (value,), pieces)
 
 
-def _simple(pieces: tuple[str | int, ...]) -> bool:
+def _is_simple_pattern(pieces: tuple[str | int, ...]) -> bool:
     """Return whether a pattern is one text with any others around it."""
     return 1 not in pieces and sum(isinstance(piece, str) for piece in pieces) <= 1
 
 
-def _pieces(pattern: str, escape: str) -> tuple[str | int, ...]:
+def _split_pattern(pattern: str, escape: str) -> tuple[str | int, ...]:
     """Return the texts of a pattern, and between them 1 for any character and -1 for any number of characters."""
     pieces: list[str | int] = [""]
     characters = iter(pattern)
@@ -222,33 +230,35 @@ def _like_matches(node: Node, value: pa.Array) -> pa.Array:
         case (-1, str() as text, -1):
             return pc.match_substring(value, text)
     wildcards = {-1: ".*", 1: "."}
-    regex = "".join(_quoted(piece) if isinstance(piece, str) else wildcards[piece] for piece in pieces)
+    regex = "".join(_quote_regex(piece) if isinstance(piece, str) else wildcards[piece] for piece in pieces)
     return pc.match_substring_regex(value, rf"(?s)\A{regex}\z")
 
 
-def _quoted(text: str) -> str:
+def _quote_regex(text: str) -> str:
     """Return a text as a regular expression of its own."""
     return "".join(c if c.isalnum() or ord(c) > 127 else f"\\x{{{ord(c):x}}}" for c in text)
 
 
 MAKERS: dict[str, Callable[[str, PlanEntry, _Nodes], Node]] = {
-    **dict.fromkeys(("Upper", "Lower", "Length", "OctetLength", "Concat", "ConcatWs"), _text),
-    **dict.fromkeys(("StartsWith", "EndsWith", "Contains", "StringInstr", "StringReplace", *_TRIMS), _constant),
-    "Substring": _substring,
-    "Like": _like,
+    **dict.fromkeys(("Upper", "Lower", "Length", "OctetLength", "Concat", "ConcatWs"), _make_text_function),
+    **dict.fromkeys(
+        ("StartsWith", "EndsWith", "Contains", "StringInstr", "StringReplace", *_TRIMS), _make_with_constants
+    ),
+    "Substring": _make_substring,
+    "Like": _make_like,
 }
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("Upper", "Lower"), _cased),
+    **dict.fromkeys(("Upper", "Lower"), _change_case),
     "Length": lambda node, value: pc.utf8_length(value),
     "OctetLength": lambda node, value: pc.binary_length(value),
     "Concat": lambda node, *values: pc.binary_join_element_wise(*values, ""),
-    "ConcatWs": _joined,
+    "ConcatWs": _join_texts,
     "StartsWith": lambda node, value: pc.starts_with(value, node.with_[0]),
     "EndsWith": lambda node, value: pc.ends_with(value, node.with_[0]),
     "Contains": lambda node, value: pc.match_substring(value, node.with_[0]),
-    "StringInstr": _position,
-    "StringReplace": _replaced,
-    **dict.fromkeys(_TRIMS, _trimmed),
-    "Substring": _sliced,
+    "StringInstr": _find_position,
+    "StringReplace": _replace_text,
+    **dict.fromkeys(_TRIMS, _trim_ends),
+    "Substring": _slice_substring,
     "Like": _like_matches,
 }

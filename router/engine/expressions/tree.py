@@ -65,7 +65,7 @@ def arrow_type_of(kind: Kind) -> pa.DataType:
     if isinstance(kind, str):
         if kind in TYPES:
             return TYPES[kind]
-        size = precision(kind)
+        size = decimal_precision(kind)
         if size:
             return pa.decimal128(*size)
     elif kind["type"] == "array":
@@ -87,7 +87,7 @@ def columns_of(node: Node) -> dict[str, pa.DataType]:
     return columns
 
 
-def precision(kind: Kind) -> tuple[int, int] | None:
+def decimal_precision(kind: Kind) -> tuple[int, int] | None:
     """Return the precision and scale of a decimal type; None for any other."""
     if not isinstance(kind, str):
         return None
@@ -112,7 +112,7 @@ def is_constant(node: Node) -> bool:
     return node.op == "literal" and node.with_ is not None
 
 
-def repeat(value: pa.Scalar, rows: int) -> pa.Array:
+def repeat_scalar(value: pa.Scalar, rows: int) -> pa.Array:
     """Return an array that has the same value in every row."""
     return pa.repeat(value, rows) if value.is_valid else pa.nulls(rows, value.type)
 
@@ -122,7 +122,7 @@ def in_type(value: Value, kind: pa.DataType) -> Value:
     return value if value.type == kind else value.cast(kind)
 
 
-def arrays(*values: Value) -> list[pa.Array]:
+def as_arrays(*values: Value) -> list[pa.Array]:
     """Return operands as arrays: constants are repeated. One of them is an array already."""
     rows = next(len(value) for value in values if not isinstance(value, pa.Scalar))
     return [as_array(value, rows) for value in values]
@@ -130,7 +130,7 @@ def arrays(*values: Value) -> list[pa.Array]:
 
 def as_array(value: Value, rows: int) -> pa.Array:
     """Return a value for each row: a constant is repeated."""
-    return repeat(value, rows) if isinstance(value, pa.Scalar) else value
+    return repeat_scalar(value, rows) if isinstance(value, pa.Scalar) else value
 
 
 def by_value(values: pa.Array, function: Callable[[Any], Any], kind: pa.DataType) -> pa.Array:

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from router.api.decoding import decode_batch, described
 from router.api.halving import by_halves
 from router.delta.unreadable_values import replace_bad_bytes
-from router.engine.expressions.evaluator import Node, evaluate
-from router.engine.expressions.tree import in_type, repeat
+from router.engine.expressions.evaluator import Node, evaluate_expression
+from router.engine.expressions.tree import in_type, repeat_scalar
 from router.engine.label.layout import DEAD_SCHEMA, MERGED_COORDINATES, UNMET, Layout, RouteLabels, Target
 from router.engine.label.narrowing import unfit_column
 from router.engine.label.tombstones import TOMBSTONE, Tombstones, as_events
@@ -139,7 +139,7 @@ def _row_by_row_if_it_raises(
 def with_arrival(records: pa.RecordBatch, arrival: int | None) -> pa.RecordBatch:
     """Return records with an arrival: that of their batch, if they have none yet."""
     if "arrival" not in records.schema.names:
-        return records.append_column("arrival", repeat(pa.scalar(arrival, pa.int64()), records.num_rows))
+        return records.append_column("arrival", repeat_scalar(pa.scalar(arrival, pa.int64()), records.num_rows))
     place = records.schema.get_field_index("arrival")
     arrivals = records.column(place)
     if arrival is None or not arrivals.null_count:
@@ -373,7 +373,7 @@ class _Labels:
         columns = columns or self.columns
         if owner in self.events:
             columns = {**columns, "event": columns[self.events[owner]]}
-        result = evaluate(node, columns, self.rows, defects)
+        result = evaluate_expression(node, columns, self.rows, defects)
         if defects:
             self.defects[owner] = str(defects[0])
         return result

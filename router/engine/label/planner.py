@@ -24,7 +24,7 @@ from router.api.parts import Decoder
 from router.api.sinks import LakeSink
 from router.delta.change_feed import has_feed, taken_by_feed
 from router.delta.nesting import too_deep
-from router.engine.expressions.evaluator import Node, Untranslatable, translate
+from router.engine.expressions.evaluator import Node, Untranslatable, translate_columns
 from router.engine.label.labels import Decoding, Labelling, decoding_task
 from router.engine.label.layout import Layout
 from router.engine.label.narrowing import NarrowedEvent, keep_planned, load_planned, narrowest_change
@@ -570,7 +570,7 @@ def _bronze_checks(
                 raise StartError(f"bronze, expectation {expectation.name}: {no_condition(kind)}")
             if defect is not None:
                 raise Untranslatable(defect)
-            node = translate(frame, [condition])[0]
+            node = translate_columns(frame, [condition])[0]
         except Untranslatable as reason:
             name = f"_bronze_check{number}"
             columns[name] = holds(every_record, condition)

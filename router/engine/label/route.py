@@ -31,7 +31,7 @@ from router.api.parts import Rule
 from router.api.sinks import KeyedTable, LakeSink, MergingSink, Sink, TableSink
 from router.delta.keyed.row_order import order_names
 from router.delta.schema_diff import delta_schema
-from router.engine.expressions.evaluator import Node, Untranslatable, translate
+from router.engine.expressions.evaluator import Node, Untranslatable, translate_columns
 from router.engine.label.layout import (
     COORDINATES,
     MERGED_COORDINATES,
@@ -215,7 +215,7 @@ class RoutePlanner:
 
     def _translate_for_rows(self, scope: DataFrame, columns: list[Column], what: str) -> list[Node]:
         try:
-            return translate(scope, columns)
+            return translate_columns(scope, columns)
         except Untranslatable as reason:
             raise StartError(
                 f"route {self.route.name}: {what} made of what `select` makes, and needs {reason}; make the whole "
@@ -342,7 +342,7 @@ class RoutePlanner:
         columns = self.columns(frame, with_names=names_of_rows is None, with_merges=merges_of_rows is None)
         try:
             # All at once, since each call analyses a plan.
-            nodes = translate(
+            nodes = translate_columns(
                 frame,
                 [
                     columns.rule,

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from router.api.sinks import MergingSink
-from router.engine.expressions.evaluator import Node, Untranslatable, evaluate, translate
+from router.engine.expressions.evaluator import Node, Untranslatable, evaluate_expression, translate_columns
 from router.engine.expressions.tree import in_type
 from router.errors import StartError
 
@@ -57,7 +57,7 @@ def tombstones(config: Config, frame: DataFrame) -> Tombstones | None:
     columns = [column.cast(event[name].dataType) for name, column in key_columns.items()]
     keyed_frame = frame.withColumn(KEY_TEXT, F.lit("").cast("string"))
     try:
-        nodes = translate(keyed_frame, columns)
+        nodes = translate_columns(keyed_frame, columns)
     except Untranslatable as reason:
         raise StartError(
             f"route {routes[0].name}: a tombstone's key is not of the type of the event's field: {reason}; let the "
@@ -125,6 +125,6 @@ def _events(columns: dict[str, pa.Array], kind: pa.DataType, tombstones: Tombsto
         if node is None:
             values.append(pa.nulls(rows, field.type))
             continue
-        value, _ = evaluate(node, columns, rows)
+        value, _ = evaluate_expression(node, columns, rows)
         values.append(in_type(value, field.type))
     return pa.StructArray.from_arrays(values, fields=list(kind))

@@ -22,7 +22,7 @@ from router.delta.schema_diff import too_wide
 from router.delta.unreadable_values import TAKEN_BY_NULL, read_as_null, unreadable_in
 from router.delta.widening import KEEPS
 from router.engine.balance import Partition, add_named
-from router.engine.expressions.evaluator import evaluate
+from router.engine.expressions.evaluator import evaluate_expression
 from router.engine.expressions.tree import columns_of
 from router.engine.label.labels import Labelling, label_records, with_arrival
 from router.engine.label.layout import (
@@ -603,7 +603,9 @@ class _Task:
         for name, node in self.work.demands.constraints.get(target.place(table), {}).items():
             values = cast_to(pa.Table.from_batches([part]), pa.schema(columns_of(node)))
             columns = {column: values.column(column).combine_chunks() for column in values.column_names}
-            holds = pc.fill_null(evaluate(node, columns, part.num_rows)[0], False).to_numpy(zero_copy_only=False)
+            holds = pc.fill_null(evaluate_expression(node, columns, part.num_rows)[0], False).to_numpy(
+                zero_copy_only=False
+            )
             if not holds.all():
                 self._refuse(rows, target, index[~holds], Stage.SCHEMA, f"table {table}: {name} does not hold")
                 part = part.filter(pa.array(holds))

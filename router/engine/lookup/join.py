@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router.engine.expressions.evaluator import Node, evaluate
+from router.engine.expressions.evaluator import Node, evaluate_expression
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +46,7 @@ def join_lookups(columns: dict[str, pa.Array], lookups: Sequence[LookupTable]) -
     rows = len(columns["event"])
     for lookup in lookups:
         table = _worker_table(lookup)
-        keys = [evaluate(node, columns, rows)[0] for node in lookup.on]
+        keys = [evaluate_expression(node, columns, rows)[0] for node in lookup.on]
         columns[lookup.name] = table.structs.take(table.index.find(keys))
     return columns
 

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructField
 
 from router.config.models import interval
 from router.delta.lake import Lake
-from router.engine.expressions.evaluator import Node, Untranslatable, translate
+from router.engine.expressions.evaluator import Node, Untranslatable, translate_columns
 from router.engine.expressions.tree import arrow_type_of
 from router.engine.lookup.join import LookupTable, choose_rows
 from router.engine.lookup.let import define
@@ -148,7 +148,7 @@ class Lookups:
         lookup = source.lookup
         sql = lookup.on[key]
         try:
-            (node,) = translate(frame, [F.expr(sql)])
+            (node,) = translate_columns(frame, [F.expr(sql)])
             event_type = arrow_type_of(node.kind)
         except Untranslatable as reason:
             fault = f"{sql}: tasks cannot evaluate {reason}; make the key of fields, casts and plain functions"

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from router.api.columns import tried
-from router.engine.expressions.evaluator import Untranslatable, evaluate, translate
+from router.engine.expressions.evaluator import Untranslatable, evaluate_expression, translate_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -239,12 +239,12 @@ def differences(frame: DataFrame, rows: pa.Table, texts: Sequence[str]) -> list[
         value = tried(F.when(F.col("event").isNotNull(), F.struct(F.expr(text).alias("v"))))
         asked += [value.getField("v").alias(f"v{k}"), value.isNull().alias(f"r{k}")]
     expected = frame.select(*asked).toArrow()
-    nodes = translate(frame, [F.expr(text) for text in texts])
+    nodes = translate_columns(frame, [F.expr(text) for text in texts])
     columns = {name: rows.column(name).combine_chunks() for name in rows.column_names}
     present = rows.column("event").is_valid().to_pylist()
     found = []
     for k, (text, node) in enumerate(zip(texts, nodes, strict=True)):
-        value, raised = evaluate(node, columns, len(rows))
+        value, raised = evaluate_expression(node, columns, len(rows))
         value.validate(full=True)
         marks = raised.to_pylist() if raised is not None else [False] * len(rows)
         both = zip(
@@ -276,10 +276,10 @@ def test_a_slice_of_a_batch_has_the_values_of_its_rows(spark: SparkSession) -> N
     parts = {
         part: {name: column.slice(*part) for name, column in columns.items()} for part in ((0, 0), (37, 50), (149, 1))
     }
-    for text, node in zip(texts, translate(framed(spark, ROWS), [F.expr(text) for text in texts]), strict=True):
-        value, raised = evaluate(node, columns, len(ROWS))
+    for text, node in zip(texts, translate_columns(framed(spark, ROWS), [F.expr(text) for text in texts]), strict=True):
+        value, raised = evaluate_expression(node, columns, len(ROWS))
         for (start, count), some in parts.items():
-            found, marks = evaluate(node, some, count)
+            found, marks = evaluate_expression(node, some, count)
             found.validate(full=True)
             assert plain(found) == plain(value.slice(start, count)), text
             none = [False] * count
@@ -298,7 +298,7 @@ def test_compiled_expressions_have_the_same_values(spark: SparkSession, compiled
 def test_what_has_no_twin_is_left_to_spark(spark: SparkSession, text: str) -> None:
     """Without it a value is nearly the same, or `check --plan` does not say what a rule would have to avoid."""
     with pytest.raises(Untranslatable) as found:
-        translate(spark.createDataFrame(ROWS), [F.expr(text)])
+        translate_columns(spark.createDataFrame(ROWS), [F.expr(text)])
     assert str(found.value) == OTHER[text]
 
 
@@ -310,8 +310,8 @@ def test_every_character_has_the_case_that_spark_gives_it(spark: SparkSession) -
     frame = numbers.selectExpr(f"named_struct('t', {coded}) AS event")
     for text in ("upper(event.t)", "lower(event.t)", "lower(concat('aÉ', event.t))", "upper(concat(event.t, 'b'))"):
         found = frame.select("event", F.expr(text).alias("v")).toArrow().combine_chunks()
-        (node,) = translate(frame, [F.expr(text)])
-        value, _ = evaluate(node, {"event": found.column("event").chunk(0)}, len(found))
+        (node,) = translate_columns(frame, [F.expr(text)])
+        value, _ = evaluate_expression(node, {"event": found.column("event").chunk(0)}, len(found))
         assert value.to_pylist() == found.column("v").to_pylist()
 
 
@@ -330,7 +330,7 @@ def read(spark: SparkSession, texts: Sequence[str], expressions: Sequence[str]) 
 
 def translatable(frame: DataFrame, text: str) -> bool:
     try:
-        return bool(translate(frame, [F.expr(text)]))
+        return bool(translate_columns(frame, [F.expr(text)]))
     except Untranslatable:
         return False
 

@@ -11,7 +11,7 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
-from router.engine.expressions.evaluator import Untranslatable, translate
+from router.engine.expressions.evaluator import Untranslatable, translate_columns
 from tests.engine.expressions import test_expressions as listed
 from tests.engine.expressions.test_expressions import differences, framed
 
@@ -206,7 +206,7 @@ def is_translated(frame: DataFrame, text: str) -> bool | None:
     except AnalysisException:
         return None
     try:
-        translate(frame, [F.expr(text)])
+        translate_columns(frame, [F.expr(text)])
     except Untranslatable:
         return False
     return True

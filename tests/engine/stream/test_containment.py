@@ -17,7 +17,7 @@ from router.config.models import Route
 from router.delta.lake import Lake
 from router.delta.parquet_writer import Staging, _File
 from router.engine.expressions import evaluator
-from router.engine.expressions.evaluator import MANY_FAILURES, Node, evaluate, translate
+from router.engine.expressions.evaluator import MANY_FAILURES, Node, evaluate_expression, translate_columns
 from router.engine.label import labels as labels_module
 from router.engine.label import planner as planner_module
 from router.engine.label import route as route_module
@@ -72,13 +72,13 @@ def test_only_the_row_on_which_a_kernel_raises_is_marked(
     """One value must not take its neighbours along, and where Spark does not look at it, it changes nothing."""
     events = pa.array([{"n": n} for n in range(ROWS)], pa.struct([("n", pa.int64())]))
     frame = spark.createDataFrame([], "event struct<n: bigint>")
-    (node,) = translate(frame, [F.expr(text)])
-    expected, never = evaluate(node, {"event": events}, ROWS)
+    (node,) = translate_columns(frame, [F.expr(text)])
+    expected, never = evaluate_expression(node, {"event": events}, ROWS)
     assert never is None
     break_add(monkeypatch, bad)
     defects: list[Any] = []
 
-    value, raised = evaluate(node, {"event": events}, ROWS, defects)
+    value, raised = evaluate_expression(node, {"event": events}, ROWS, defects)
 
     marks = raised.to_pylist() if raised is not None else [False] * ROWS
     assert [n for n, mark in enumerate(marks) if mark] == (sorted(bad) if marked else [])
@@ -92,11 +92,11 @@ def test_a_kernel_that_fails_on_many_rows_is_at_fault(
 ) -> None:
     """Spark takes the expression then: without it the rows of a whole route would be dead letters for ever."""
     events = pa.array([{"n": n} for n in range(rows)], pa.struct([("n", pa.int64())]))
-    (node,) = translate(spark.createDataFrame([], "event struct<n: bigint>"), [F.expr(NODE)])
+    (node,) = translate_columns(spark.createDataFrame([], "event struct<n: bigint>"), [F.expr(NODE)])
     break_add(monkeypatch, bad)
     defects: list[Any] = []
 
-    _, raised = evaluate(node, {"event": events}, rows, defects)
+    _, raised = evaluate_expression(node, {"event": events}, rows, defects)
 
     assert raised is not None
     assert raised.true_count == len(bad)
@@ -107,14 +107,14 @@ def test_a_kernel_that_fails_on_many_rows_is_at_fault(
 def test_a_kernel_that_lacks_memory_blames_no_row(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends the task, which is tried again: its rows are not at fault."""
     events = pa.array([{"n": 1}], pa.struct([("n", pa.int64())]))
-    (node,) = translate(spark.createDataFrame([], "event struct<n: bigint>"), [F.expr(NODE)])
+    (node,) = translate_columns(spark.createDataFrame([], "event struct<n: bigint>"), [F.expr(NODE)])
 
     def no_memory(*_: Any) -> Any:
         raise MemoryError
 
     monkeypatch.setitem(evaluator._OPERATIONS, "Add", no_memory)
     with pytest.raises(MemoryError):
-        evaluate(node, {"event": events}, 1)
+        evaluate_expression(node, {"event": events}, 1)
 
 
 VALUES: list[dict[str, Any] | bytes] = [{"game": ["uno", "poker", "rummy"][n % 3], "n": n} for n in range(30)]
@@ -145,7 +145,7 @@ def test_spark_takes_a_route_whose_expressions_fail_in_tasks(
     broken = Node("Broken", "boolean" if part == "rule" else "long", of=(Node("column", "long", with_="offset"),))
 
     def with_fault(frame: Any, columns: Any) -> list[Node]:
-        nodes = translate(frame, columns)
+        nodes = translate_columns(frame, columns)
         if len(nodes) > 2:  # of the route with a projection
             nodes[0 if part == "rule" else 2] = broken
         return nodes
