@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
-from router.storage.locations import TableLocation, location
+from router.storage.locations import TableLocation, read_location_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -146,7 +146,9 @@ class NewTable(BaseModel):
 PLAIN = NewTable()
 """The options of a table that nobody wishes otherwise."""
 
-LocationOption = Annotated[TableLocation, BeforeValidator(location, json_schema_input_type=str | TableLocation)]
+LocationOption = Annotated[
+    TableLocation, BeforeValidator(read_location_option, json_schema_input_type=str | TableLocation)
+]
 Privilege = Annotated[str, StringConstraints(to_upper=True, pattern=r"^[A-Za-z]+( [A-Za-z]+){0,3}$")]
 
 

@@ -29,7 +29,7 @@ from router.api.table_options import NewTable, TableOptions
 from router.moments import parse_moment
 from router.record import BATCH, IN_RULES, PLACE, RECORD
 from router.registry import fault
-from router.storage.addresses import AddressError, normalized
+from router.storage.addresses import AddressError, normalize_address
 from router.table_names import BronzeTables, template_pattern, templates_meet
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _moment(text: str) -> str:
 
 def _place(text: str) -> str:
     try:
-        normalized(text)
+        normalize_address(text)
     except AddressError as error:
         # The address may come from a variable, and is not shown then: what is wrong with its scheme may be.
         raise fault(error.what) from None
@@ -969,7 +969,7 @@ class Config(Model):
         locations = []
         for names, location in self._written():
             if names and location:
-                locations.append(location.at(names, own))
+                locations.append(location.location_of(names, own))
         return tuple(locations)
 
     def written_names(self) -> tuple[str, ...]:

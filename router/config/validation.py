@@ -18,7 +18,7 @@ from router.api.sinks import LakeSink, MergingSink, Sink
 from router.config.models import Bronze, Config, Let, Source, View, names_of, reads, shared, with_named
 from router.config.yaml_tree import Items, Keys, Scalar, YamlNode, plain_data
 from router.registry import suggestion
-from router.storage.addresses import SCHEMES, is_local, normalized
+from router.storage.addresses import SCHEMES, is_local, normalize_address
 from router.table_names import BronzeTables, folded, may_collide, templates_meet, underscored
 from router.templates import fill_template, template_fields
 
@@ -485,7 +485,7 @@ def _locations(root: YamlNode, registry: Registry) -> Iterator[Finding]:
     first: dict[Location, YamlNode] = {}
     for loc, location in _written_locations(root, registry):
         place = (*loc, "location")
-        fault = location.faults()
+        fault = location.explain_shared_places()
         if fault:
             yield Finding(place, fault, LOCATION_HINT)
         else:
@@ -499,7 +499,7 @@ def _locations(root: YamlNode, registry: Registry) -> Iterator[Finding]:
 def _conflicts(root: YamlNode, location: Location, first: dict[Location, YamlNode]) -> Iterator[tuple[str, str]]:
     """Yield what a location has in common with the places of lake, checkpoint and locations before it, and a hint."""
     for key, place in _own_places(root):
-        if location.overlaps(place):
+        if location.may_overlap(place):
             yield f"a table could lie within `{key}`, or that within the table", LOCATION_HINT
     for other, node in first.items():
         if location.bucket and location.bucket == other.bucket and location.options != other.options:
@@ -507,12 +507,12 @@ def _conflicts(root: YamlNode, location: Location, first: dict[Location, YamlNod
             hint = "give both the same `storage_options`, or each a bucket"
             yield f"{message}, and Spark takes one set for each", hint
         # Two sinks may write one table, at one place.
-        if (other.names, other.place) == (location.names, location.place) or other.faults():
+        if (other.names, other.place) == (location.names, location.place) or other.explain_shared_places():
             continue
-        if location.meets(other):
+        if location.may_share_names(other):
             hint = "a table has one place, whoever writes it: give both the same `location`"
             yield f"a table could have this location, and that at line {node.line}", hint
-        elif location.overlaps(other.shape):
+        elif location.may_overlap(other.place_with_holes):
             yield f"a table could lie where one does by the location at line {node.line}, or within it", LOCATION_HINT
     # Spark is told the options of a location by its bucket: without one they are those of the storage.
     has_own_options = location.options and location.bucket is None and not is_local(location.place)
@@ -533,11 +533,11 @@ def _written_locations(root: YamlNode, registry: Registry) -> Iterator[tuple[Key
         with suppress(ValidationError):
             bronze = Bronze.model_validate(plain_data(written))
             if bronze.location:
-                yield ("bronze",), bronze.location.at(bronze.table)
+                yield ("bronze",), bronze.location.location_of(bronze.table)
     for loc, node in _sink_nodes(root):
         sink = _resolved(registry, Sink, node)
         if isinstance(sink, LakeSink) and sink.location:
-            yield (*loc, sink.part_name), sink.location.at(names_of(sink))
+            yield (*loc, sink.part_name), sink.location.location_of(names_of(sink))
 
 
 def _own_places(root: YamlNode) -> Iterator[tuple[str, str]]:
@@ -546,7 +546,7 @@ def _own_places(root: YamlNode) -> Iterator[tuple[str, str]]:
         node = _node_at(root, (key,))
         if isinstance(node, Scalar) and node.text and not node.broken:
             with suppress(ValueError):
-                yield key, normalized(node.text)
+                yield key, normalize_address(node.text)
 
 
 def _shares_storage_with_lake(root: YamlNode, location: Location) -> bool:

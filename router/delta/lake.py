@@ -20,7 +20,7 @@ from pyarrow import fs
 from router.delta.located_files import NOTES, LocatedFiles, note, note_path, noted
 from router.errors import StartError
 from router.storage import files as storage
-from router.storage.addresses import SCHEME, SCHEMES, is_local, normalized
+from router.storage.addresses import SCHEME, SCHEMES, is_local, normalize_address
 from router.storage.locations import Location
 from router.table_names import usable
 from router.templates import literal_template
@@ -61,7 +61,7 @@ class Lake:
 
         A location without options of its own gets the lake's, if both are in the same kind of storage.
         """
-        root = normalized(place)
+        root = normalize_address(place)
         options = options or {}
         completed = tuple(_complete(location, root, options) for location in locations)
         return cls(root, options, completed)
@@ -83,7 +83,7 @@ class Lake:
         if not self.locations or not usable(table) or table != table.lower():
             return None
         for location in self.locations:
-            place = location.of(table)
+            place = location.place_of(table)
             if place:
                 return place, location.options
         return None
@@ -139,7 +139,7 @@ class Lake:
             location = self.located(table)
             if location is not None and self.read(note_path(table)) is None:
                 place, options = location
-                storage.probe(place, options)
+                storage.probe_conditional_writes(place, options)
                 self.create(note_path(table), note(place))
         except (StartError, ValueError) as error:
             raise OSError(str(error)) from None
@@ -231,15 +231,15 @@ class Lake:
 
     def create(self, path: str, content: bytes) -> bool:
         """Write a file below the root unless there is one; return whether it was written."""
-        return self.store.create(path, content) is not None
+        return self.store.create_if_absent(path, content) is not None
 
     def stamp(self, path: str) -> str | None:
         """Return a text that changes whenever a file below the root is written, None if there is no file."""
-        return self.store.stamp(path)
+        return self.store.read_stamp(path)
 
     def sync(self, path: str) -> None:
         """Flush a closed file below the root to the disk; it and its name then survive a power cut."""
-        self.store.sync(path)
+        self.store.sync_file(path)
 
     def delete(self, *paths: str) -> None:
         """Delete files below the root; those that do not exist are skipped."""
@@ -261,7 +261,7 @@ def _complete(location: Location, root: str, options: dict[str, str]) -> Locatio
         place = str(Path(literal_template(str(Path.cwd())), place))
     if location.options:
         return replace(location, place=place)
-    same_kind = _storage_kind(root) == _storage_kind(location.shape)
+    same_kind = _storage_kind(root) == _storage_kind(location.place_with_holes)
     return replace(location, place=place, options=options if same_kind else {})
 
 

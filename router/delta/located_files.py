@@ -86,24 +86,24 @@ class LocatedFiles(fs.FileSystemHandler):  # type: ignore[misc]
         located = self.at(path)
         located.storage.write(located.path, content)
 
-    def create(self, path: str, content: bytes) -> str | None:
+    def create_if_absent(self, path: str, content: bytes) -> str | None:
         located = self.at(path)
-        return located.storage.create(located.path, content)
+        return located.storage.create_if_absent(located.path, content)
 
-    def replace(self, path: str, content: bytes, stamp: str) -> str | None:
+    def replace_if_unchanged(self, path: str, content: bytes, stamp: str) -> str | None:
         located = self.at(path)
-        return located.storage.replace(located.path, content, stamp)
+        return located.storage.replace_if_unchanged(located.path, content, stamp)
 
-    def stamp(self, path: str) -> str | None:
+    def read_stamp(self, path: str) -> str | None:
         located = self.at(path)
-        return located.storage.stamp(located.path)
+        return located.storage.read_stamp(located.path)
 
-    def stamps(self, folder: str, after: str) -> dict[str, str]:
+    def list_stamps(self, folder: str, after: str) -> dict[str, str]:
         located = self.at(folder)
         begin = self.at(after).path.rstrip("/")
         if after.endswith("/"):  # `at` strips the slash of a folder, and names are compared with it
             begin += "/"
-        stamps = located.storage.stamps(located.path, begin)
+        stamps = located.storage.list_stamps(located.path, begin)
         return {folder + path.removeprefix(located.path): stamp for path, stamp in stamps.items()}
 
     def delete(self, paths: Iterable[str]) -> None:
@@ -111,9 +111,9 @@ class LocatedFiles(fs.FileSystemHandler):  # type: ignore[misc]
             located = self.at(path)
             located.storage.delete([located.path])
 
-    def sync(self, path: str) -> None:
+    def sync_file(self, path: str) -> None:
         located = self.at(path)
-        located.storage.sync(located.path)
+        located.storage.sync_file(located.path)
 
     # The methods of Arrow's file systems.
 

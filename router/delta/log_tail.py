@@ -128,7 +128,7 @@ class LogTail:
         if self.lake.on_disk(self.name):
             return lambda version: self.lake.stamp(self.path(version))
         after = self.path(self.at - 1) if self.at else f"{self._log}/"
-        stamps = self.lake.store.stamps(self._log, after=after)
+        stamps = self.lake.store.list_stamps(self._log, after=after)
         return lambda version: stamps.get(self.path(version))
 
     def _reopen(self) -> Literal["changed", "another"]:
@@ -223,7 +223,7 @@ class LogTail:
             if committed is not None and committed >= number:
                 return False
             next_commit = self.path(self.at + 1)
-            stamp = self.lake.store.create(next_commit, text)
+            stamp = self.lake.store.create_if_absent(next_commit, text)
             if stamp is not None:
                 self._take(text)
                 self.stamp = stamp

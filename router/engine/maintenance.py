@@ -32,7 +32,7 @@ from router.delta.maintenance import (
 from router.delta.replace_by_spark import CONFLICTS, name_folders_at_random
 from router.errors import TableError, first_line
 from router.spark_internals import first_cause, recompute_statistics
-from router.storage.locations import makes
+from router.storage.locations import may_make_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -126,7 +126,7 @@ class TableMaintenance:
             statistics=plan.statistics,
             log_commits=plan.log_commits,
             log_retention=interval(plan.log_retention) if plan.log_retention else None,
-            rewritten=any(makes(view.into, table) for view in self.views),
+            rewritten=any(may_make_name(view.into, table) for view in self.views),
             # A refresh reads what has changed since the one before, and takes its time.
             followed=2 * timedelta(seconds=max((view.seconds or 0.0 for view in self.views), default=0.0)),
             gradual=plan is UNASKED,

@@ -26,7 +26,7 @@ class AddressError(ValueError):
         self.what = what
 
 
-def normalized(place: str) -> str:
+def normalize_address(place: str) -> str:
     """Return a place as the router writes it: an absolute path, or a URI without a slash at its end.
 
     Raises AddressError for a scheme that cannot hold a lake, and for a URI that names no bucket.
@@ -36,11 +36,15 @@ def normalized(place: str) -> str:
         return str(Path(place).resolve())
     scheme = match[1].lower()
     if scheme == "file":
-        return _path(place)
+        return _read_file_uri(place)
     if scheme == "dbfs":
-        raise AddressError(place, f"DBFS cannot hold a lake; give the address of the bucket beneath it: {_known()}")
+        raise AddressError(
+            place, f"DBFS cannot hold a lake; give the address of the bucket beneath it: {_list_known_schemes()}"
+        )
     if scheme not in SCHEMES:
-        raise AddressError(place, f"{scheme}:// is not a storage that the router knows; it knows {_known()}")
+        raise AddressError(
+            place, f"{scheme}:// is not a storage that the router knows; it knows {_list_known_schemes()}"
+        )
     after_scheme = place[match.end() :]
     rest = after_scheme.strip("/")
     bucket, _, _ = rest.partition("/")
@@ -51,7 +55,7 @@ def normalized(place: str) -> str:
     return f"{scheme}://{rest}"
 
 
-def _path(uri: str) -> str:
+def _read_file_uri(uri: str) -> str:
     """Return the path of file:/x, file:///x and file://localhost/x."""
     parts = urlsplit(uri)
     if parts.netloc not in ("", "localhost"):
@@ -59,7 +63,7 @@ def _path(uri: str) -> str:
     return str(Path(unquote(parts.path)).resolve())
 
 
-def _known() -> str:
+def _list_known_schemes() -> str:
     return ", ".join(f"{scheme}://" for scheme in SCHEMES) + ", file:/ and paths"
 
 
@@ -70,5 +74,5 @@ def is_local_path(path: str) -> bool:
 
 
 def is_local(place: str) -> bool:
-    """Return whether a place is a folder; the place as `normalized` returns it."""
+    """Return whether a place is a folder; the place as `normalize_address` returns it."""
     return "://" not in place

@@ -47,7 +47,9 @@ def for_spark(place: str, options: Mapping[str, str]) -> str:
     scheme, separator, rest = place.partition("://")
     if separator and scheme == "s3":
         return f"s3a://{rest}"
-    account = _lower(options).get("azure_storage_account_name") or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+    account = _with_long_names(options).get("azure_storage_account_name") or os.environ.get(
+        "AZURE_STORAGE_ACCOUNT_NAME"
+    )
     if scheme == "az" and account:
         container, _, folder = rest.partition("/")
         return f"abfss://{container}@{account}.dfs.core.windows.net/{folder}"
@@ -56,7 +58,7 @@ def for_spark(place: str, options: Mapping[str, str]) -> str:
 
 def hadoop_settings(place: str, options: Mapping[str, str]) -> dict[str, str]:
     """Return what Spark's own file systems must know to reach a place with these options; secrets are among it."""
-    named = _lower(for_delta(place, options) or {})
+    named = _with_long_names(for_delta(place, options) or {})
     scheme, _, _ = place.partition("://")
     settings: dict[str, str | None] = {}
     if SCHEMES.get(scheme) == "s3":
@@ -98,26 +100,26 @@ class Storage(Protocol):
     def write(self, path: str, content: bytes) -> None:
         """Write a file so that a crash leaves either all of it or what was there; make its folder."""
 
-    def create(self, path: str, content: bytes) -> str | None:
+    def create_if_absent(self, path: str, content: bytes) -> str | None:
         """Write a file unless there is one; return its stamp, or None if there is one."""
 
-    def replace(self, path: str, content: bytes, stamp: str) -> str | None:
+    def replace_if_unchanged(self, path: str, content: bytes, stamp: str) -> str | None:
         """Write a file in place of the one with a stamp; return the new stamp, or None if it is another one."""
 
-    def stamp(self, path: str) -> str | None:
+    def read_stamp(self, path: str) -> str | None:
         """Return what changes whenever a file is written, or None if there is none."""
 
-    def stamps(self, folder: str, after: str) -> dict[str, str]:
+    def list_stamps(self, folder: str, after: str) -> dict[str, str]:
         """Return the stamps of the files in a folder whose paths come after another one."""
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete files, those that are there."""
 
-    def sync(self, path: str) -> None:
+    def sync_file(self, path: str) -> None:
         """Return when a closed file, and its name, survive a power cut."""
 
 
-def probe(place: str, options: Mapping[str, str]) -> None:
+def probe_conditional_writes(place: str, options: Mapping[str, str]) -> None:
     """Raise StartError if a place does not keep a file that is there from one that is created in its stead.
 
     Two writers of one commit would both believe that it is theirs. Mounted buckets are like that, and stores that do
@@ -127,13 +129,13 @@ def probe(place: str, options: Mapping[str, str]) -> None:
     path = f"_probe-{uuid.uuid4().hex}"
     try:
         # The second one must be refused, and leave the first one as it is.
-        is_created = files.create(path, b"1") is not None
-        is_replaced = files.create(path, b"2") is not None
+        is_created = files.create_if_absent(path, b"1") is not None
+        is_replaced = files.create_if_absent(path, b"2") is not None
         is_kept = is_created and not is_replaced and files.read(path) == b"1"
         files.delete([path])
     except OSError as error:
         if not is_local(place):
-            raise StartError(f"{place} cannot be written: {_reason(error)}") from None
+            raise StartError(f"{place} cannot be written: {_explain_failed_write(error)}") from None
         # File systems say in many ways that they have no hard links; a folder with another fault takes no file at all.
         is_kept = not _takes_files(files)
     if is_kept:
@@ -144,7 +146,7 @@ def probe(place: str, options: Mapping[str, str]) -> None:
     raise StartError(f"{place} cannot hold a lake: a file there can be replaced by one that is created: {reason}")
 
 
-def _reason(error: OSError) -> str:
+def _explain_failed_write(error: OSError) -> str:
     """Return why a store cannot be written; obstore does not say so where it is that the address is no https."""
     reason = first_line(error)
     if "builder error" in reason:
@@ -163,7 +165,7 @@ def _takes_files(files: Storage) -> bool:
 
 
 def files_at(place: str, options: Mapping[str, str]) -> Storage:
-    """Return the files of a place that `normalized` returned."""
+    """Return the files of a place that `normalize_address` returned."""
     if is_local(place):
         return LocalFiles(place)
     return ObjectFiles(place, options)
@@ -189,12 +191,12 @@ class LocalFiles:
 
     def write(self, path: str, content: bytes) -> None:
         file = Path(self.root, path)
-        self._unfinished(path, content).replace(file)
+        self._write_unfinished_file(path, content).replace(file)
         # Or a power cut takes the name, and what relied on it stays.
-        _sync(file.parent)
+        _sync_to_disk(file.parent)
 
-    def create(self, path: str, content: bytes) -> str | None:
-        unfinished = self._unfinished(path, content)
+    def create_if_absent(self, path: str, content: bytes) -> str | None:
+        unfinished = self._write_unfinished_file(path, content)
         try:
             # Unlike a rename it fails if there is a file.
             os.link(unfinished, Path(self.root, path))
@@ -202,36 +204,36 @@ class LocalFiles:
             return None
         finally:
             unfinished.unlink(missing_ok=True)
-        _sync(unfinished.parent)
-        return self.stamp(path)
+        _sync_to_disk(unfinished.parent)
+        return self.read_stamp(path)
 
-    def replace(self, path: str, content: bytes, stamp: str) -> str | None:
-        if self.stamp(path) != stamp:
+    def replace_if_unchanged(self, path: str, content: bytes, stamp: str) -> str | None:
+        if self.read_stamp(path) != stamp:
             return None
         self.write(path, content)
-        return self.stamp(path)
+        return self.read_stamp(path)
 
-    def stamp(self, path: str) -> str | None:
+    def read_stamp(self, path: str) -> str | None:
         try:
             return str(Path(self.root, path).stat().st_mtime_ns)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def stamps(self, folder: str, after: str) -> dict[str, str]:
+    def list_stamps(self, folder: str, after: str) -> dict[str, str]:
         paths = [f"{folder}/{entry.name}" for entry in Path(self.root, folder).iterdir()]
-        return {path: self.stamp(path) or "" for path in sorted(paths) if path > after}
+        return {path: self.read_stamp(path) or "" for path in sorted(paths) if path > after}
 
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:
             if self.arrow.get_file_info(path).type is fs.FileType.File:
                 self.arrow.delete_file(path)
 
-    def sync(self, path: str) -> None:
+    def sync_file(self, path: str) -> None:
         file = Path(self.root, path)
-        _sync(file)
-        _sync(file.parent)
+        _sync_to_disk(file)
+        _sync_to_disk(file.parent)
 
-    def _unfinished(self, path: str, content: bytes) -> Path:
+    def _write_unfinished_file(self, path: str, content: bytes) -> Path:
         """Write the content next to its file, down to the disk, under a name that no other writer of the file has."""
         file = Path(self.root, path)
         unfinished = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")
@@ -249,7 +251,7 @@ class LocalFiles:
         return unfinished
 
 
-def _sync(place: Path) -> None:
+def _sync_to_disk(place: Path) -> None:
     descriptor = os.open(place, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -277,50 +279,50 @@ class ObjectFiles(fs.FileSystemHandler):  # type: ignore[misc]
 
     def read(self, path: str) -> bytes | None:
         try:
-            with failures():
-                return bytes(_obstore().get(self.store, path).bytes())
+            with raise_as_os_errors():
+                return bytes(_import_obstore().get(self.store, path).bytes())
         except FileNotFoundError:
             return None
 
     def write(self, path: str, content: bytes) -> None:
-        with failures():
-            _obstore().put(self.store, path, content, use_multipart=False)
+        with raise_as_os_errors():
+            _import_obstore().put(self.store, path, content, use_multipart=False)
 
-    def create(self, path: str, content: bytes) -> str | None:
-        return self._put(path, content, "create")
+    def create_if_absent(self, path: str, content: bytes) -> str | None:
+        return self._put_object(path, content, "create")
 
-    def replace(self, path: str, content: bytes, stamp: str) -> str | None:
+    def replace_if_unchanged(self, path: str, content: bytes, stamp: str) -> str | None:
         mode = {"e_tag": stamp}
         if self.root.startswith("gs:"):
             # It compares generations, not ETags.
-            head = self._head(path)
+            head = self._read_head(path)
             if head is None or head["e_tag"] != stamp:
                 return None
             mode["version"] = str(head["version"])
-        return self._put(path, content, mode)
+        return self._put_object(path, content, mode)
 
-    def _put(self, path: str, content: bytes, mode: Any) -> str | None:
+    def _put_object(self, path: str, content: bytes, mode: Any) -> str | None:
         try:
-            with failures():
-                return str(_obstore().put(self.store, path, content, mode=mode, use_multipart=False)["e_tag"])
+            with raise_as_os_errors():
+                return str(_import_obstore().put(self.store, path, content, mode=mode, use_multipart=False)["e_tag"])
         except FileExistsError:
             return None
 
-    def stamp(self, path: str) -> str | None:
-        head = self._head(path)
+    def read_stamp(self, path: str) -> str | None:
+        head = self._read_head(path)
         return str(head["e_tag"]) if head else None
 
-    def _head(self, path: str) -> Any:
+    def _read_head(self, path: str) -> Any:
         try:
-            with failures():
-                return _obstore().head(self.store, path)
+            with raise_as_os_errors():
+                return _import_obstore().head(self.store, path)
         except FileNotFoundError:
             return None
 
-    def stamps(self, folder: str, after: str) -> dict[str, str]:
+    def list_stamps(self, folder: str, after: str) -> dict[str, str]:
         stamps = {}
-        with failures():
-            for chunk in _obstore().list(self.store, folder, offset=after, chunk_size=1000):
+        with raise_as_os_errors():
+            for chunk in _import_obstore().list(self.store, folder, offset=after, chunk_size=1000):
                 for head in chunk:
                     if head["path"] > after:  # Azurite ignores where a list is to begin
                         stamps[head["path"]] = str(head["e_tag"])
@@ -329,12 +331,12 @@ class ObjectFiles(fs.FileSystemHandler):  # type: ignore[misc]
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:
             try:
-                with failures():
-                    _obstore().delete(self.store, path)
+                with raise_as_os_errors():
+                    _import_obstore().delete(self.store, path)
             except FileNotFoundError:
                 continue
 
-    def sync(self, path: str) -> None:
+    def sync_file(self, path: str) -> None:
         """Do nothing: a store that has taken a file keeps it."""
 
     # What Arrow asks of a file system.
@@ -347,31 +349,31 @@ class ObjectFiles(fs.FileSystemHandler):  # type: ignore[misc]
 
     def get_file_info(self, paths: list[str]) -> list[fs.FileInfo]:
         if len(paths) <= 1:
-            return [self._info(path) for path in paths]
+            return [self._read_info(path) for path in paths]
         with ThreadPoolExecutor(FILE_THREADS) as pool:
-            return list(pool.map(self._info, paths))
+            return list(pool.map(self._read_info, paths))
 
-    def _info(self, path: str) -> fs.FileInfo:
+    def _read_info(self, path: str) -> fs.FileInfo:
         if not path.strip("/"):
             return fs.FileInfo(path, fs.FileType.Directory)
         try:
-            with failures():
-                return _file_info(_obstore().head(self.store, path))
+            with raise_as_os_errors():
+                return _file_info(_import_obstore().head(self.store, path))
         except FileNotFoundError:
             # No file of this name: a folder, if there is one below it.
-            with failures():
-                inside: Any = next(iter(_obstore().list(self.store, path, chunk_size=1)), [])
+            with raise_as_os_errors():
+                inside: Any = next(iter(_import_obstore().list(self.store, path, chunk_size=1)), [])
             return fs.FileInfo(path, fs.FileType.Directory if inside else fs.FileType.NotFound)
 
     def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
         """List a folder; with `recursive` its files at any depth, without the folders between."""
         infos: list[fs.FileInfo] = []
-        with failures():
+        with raise_as_os_errors():
             if selector.recursive:
-                for chunk in _obstore().list(self.store, selector.base_dir or None, chunk_size=1000):
+                for chunk in _import_obstore().list(self.store, selector.base_dir or None, chunk_size=1000):
                     infos += [_file_info(head) for head in chunk]
             else:
-                listing = _obstore().list_with_delimiter(self.store, selector.base_dir or None)
+                listing = _import_obstore().list_with_delimiter(self.store, selector.base_dir or None)
                 infos += [fs.FileInfo(path, fs.FileType.Directory) for path in listing["common_prefixes"]]
                 infos += [_file_info(head) for head in listing["objects"]]
         if not infos and not selector.allow_not_found:
@@ -385,32 +387,32 @@ class ObjectFiles(fs.FileSystemHandler):  # type: ignore[misc]
         return self.open_input_file(path)
 
     def open_input_file(self, path: str) -> pa.NativeFile:
-        with failures():
-            answer = _obstore().get(self.store, path)
+        with raise_as_os_errors():
+            answer = _import_obstore().get(self.store, path)
             if answer.meta["size"] <= WHOLE_FILE_BYTES:
                 return pa.BufferReader(pa.py_buffer(answer.bytes()))
             return pa.PythonFile(_Download(self.store, path, answer.meta["size"]), mode="r")
 
     def open_output_stream(self, path: str, metadata: Any) -> pa.NativeFile:
-        with failures():
+        with raise_as_os_errors():
             return pa.PythonFile(
-                _Upload(_obstore().open_writer(self.store, path, buffer_size=UPLOAD_PART_BYTES)), mode="w"
+                _Upload(_import_obstore().open_writer(self.store, path, buffer_size=UPLOAD_PART_BYTES)), mode="w"
             )
 
     def open_append_stream(self, path: str, metadata: Any) -> pa.NativeFile:
         raise NotImplementedError("an object store does not append")
 
     def delete_file(self, path: str) -> None:
-        with failures():
-            _obstore().delete(self.store, path)
+        with raise_as_os_errors():
+            _import_obstore().delete(self.store, path)
 
     def move(self, src: str, dest: str) -> None:
         self.copy_file(src, dest)
         self.delete_file(src)
 
     def copy_file(self, src: str, dest: str) -> None:
-        with failures():
-            _obstore().copy(self.store, src, dest)
+        with raise_as_os_errors():
+            _import_obstore().copy(self.store, src, dest)
 
     def delete_dir(self, path: str) -> None:
         for info in self.get_file_info_selector(fs.FileSelector(path, recursive=True, allow_not_found=True)):
@@ -446,7 +448,7 @@ class _Upload(io.RawIOBase):
         return True
 
     def write(self, content: Any) -> int:
-        with failures():
+        with raise_as_os_errors():
             self.writer.write(content)
         self.position += len(content)
         return len(content)
@@ -460,7 +462,7 @@ class _Upload(io.RawIOBase):
     def close(self) -> None:
         if not self.closed:
             super().close()
-            with failures():
+            with raise_as_os_errors():
                 self.writer.close()
 
 
@@ -496,8 +498,8 @@ class _Download(io.RawIOBase):
             length = min(count, length)
         if length <= 0:
             return b""
-        with failures():
-            content = bytes(_obstore().get_range(self.store, self.path, start=self.position, length=length))
+        with raise_as_os_errors():
+            content = bytes(_import_obstore().get_range(self.store, self.path, start=self.position, length=length))
         self.position += len(content)
         return content
 
@@ -511,7 +513,7 @@ def open_store(root: str, options: Mapping[str, str]) -> Any:
 
     scheme, _, rest = root.partition("://")
     bucket, _, folder = rest.partition("/")
-    named = _lower(options)
+    named = _with_long_names(options)
     prefix = folder or None
     if SCHEMES[scheme] == "s3":
         provider = _take_provider(root, named)
@@ -548,7 +550,7 @@ def for_delta(place: str, options: Mapping[str, str]) -> dict[str, str] | None:
         return _for_emulator(options) or None
     if kind != "s3":
         return dict(options) or None
-    named = _lower(options)
+    named = _with_long_names(options)
     provider = _take_provider(place, named)
     if provider is None:
         return dict(options) or None
@@ -567,7 +569,7 @@ def _for_emulator(options: Mapping[str, str]) -> dict[str, str]:
     no table a second time. In the list of an emulator it leaves them out itself. It takes the address of an emulator
     from the environment only.
     """
-    endpoint = urlsplit(_lower(options).get("azure_endpoint", ""))
+    endpoint = urlsplit(_with_long_names(options).get("azure_endpoint", ""))
     if endpoint.path.strip("/"):
         os.environ["AZURITE_BLOB_STORAGE_URL"] = f"{endpoint.scheme}://{endpoint.netloc}"
         return {**options, "azure_storage_use_emulator": "true"}
@@ -583,11 +585,11 @@ def _take_provider(root: str, options: dict[str, str]) -> Any:
     role = options.pop("aws_iam_role_arn", None)
     if "aws_access_key_id" in options or not (profile or role):
         return None
-    return _provider(root, profile, role, options.get("aws_region"))
+    return _make_credential_provider(root, profile, role, options.get("aws_region"))
 
 
 @cache
-def _provider(root: str, profile: str | None, role: str | None, region: str | None) -> Any:
+def _make_credential_provider(root: str, profile: str | None, role: str | None, region: str | None) -> Any:
     try:
         import boto3  # noqa: PLC0415 - few need it
         from obstore.auth.boto3 import Boto3CredentialProvider, StsCredentialProvider  # noqa: PLC0415
@@ -609,7 +611,7 @@ def _provider(root: str, profile: str | None, role: str | None, region: str | No
     return provider
 
 
-def _lower(options: Mapping[str, str]) -> dict[str, str]:
+def _with_long_names(options: Mapping[str, str]) -> dict[str, str]:
     """Return options by one name each: people write them in capitals, as variables of the environment, as well."""
     return {OTHER_NAMES.get(key.lower(), key.lower()): value for key, value in options.items()}
 
@@ -630,7 +632,7 @@ SECRET = re.compile(r"(?i)((?:sig|signature|token|password|secret|key)[a-z_-]*=)
 
 
 @contextmanager
-def failures() -> Iterator[None]:
+def raise_as_os_errors() -> Iterator[None]:
     """Raise what an object store answers as the OSError that a disk would raise, without keys that stand in a URL."""
     from obstore import exceptions  # noqa: PLC0415 - local lakes do without
 
@@ -650,7 +652,7 @@ def _without_secrets(error: Exception) -> str:
     return SECRET.sub(r"\1***", first_line(error))
 
 
-def _obstore() -> Any:
+def _import_obstore() -> Any:
     import obstore  # noqa: PLC0415 - 30 ms, and local lakes do without
 
     return obstore

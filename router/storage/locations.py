@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
-from router.storage.addresses import SCHEMES, is_local, normalized
+from router.storage.addresses import SCHEMES, is_local, normalize_address
 from router.table_names import template_pattern
 from router.templates import fill_template, template_fields
 
@@ -25,7 +25,7 @@ WHOLE_NAME = "table"
 BUCKET = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 """Names that a bucket or a container can have: https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html"""
 
-CACHED = 10_000
+CACHED_COMPARISONS = 10_000
 _HOLE = "\ue000"
 """A character that no place has, for the value of a field: one of Unicode's private use, as paths refuse controls."""
 
@@ -44,21 +44,21 @@ class TableLocation(BaseModel):
 
     @field_validator("place")
     @classmethod
-    def _usable(cls, place: str) -> str:
-        normalized(fill_template(place, lambda _: "x"))
+    def _refuse_unusable_place(cls, place: str) -> str:
+        normalize_address(fill_template(place, lambda _: "x"))
         scheme, separator, _ = place.partition("://")
-        _, _, account = _bucket(place).partition("@")
+        _, _, account = _bucket_of(place).partition("@")
         if separator and template_fields(scheme + account):
             raise ValueError("a field can stand in the bucket or in the path, not in the scheme or the account")
         return place
 
-    def at(self, names: str, others: frozenset[str] = frozenset()) -> Location:
+    def location_of(self, names: str, others: frozenset[str] = frozenset()) -> Location:
         """Return the location of the tables that a template names, with secrets in the clear."""
         options = {key: text.get_secret_value() for key, text in self.storage_options.items()}
         return Location(names, self.place, options, others)
 
 
-def location(value: object) -> object:
+def read_location_option(value: object) -> object:
     """Take the place alone for the options of a location."""
     return {"place": value} if isinstance(value, str) else value
 
@@ -75,7 +75,7 @@ class Location:
     options: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
     others: frozenset[str] = frozenset()
 
-    def of(self, table: str) -> str | None:
+    def place_of(self, table: str) -> str | None:
         """Return the place of a table; None if the template does not make its name.
 
         Raises ValueError if no bucket can have the name that is made of the table's.
@@ -83,41 +83,42 @@ class Location:
         match = template_pattern(self.names).fullmatch(table)
         if match is None or table in self.others:
             return None
-        # A name with several fields does not tell which of its characters are whose: `faults` refuses them in a place.
+        # A name with several fields does not tell which of its characters are whose: `explain_shared_places` refuses
+        # them in a place.
         field_value = match[1] if match.re.groups == 1 else ""
         short_name = table.partition(".")[2]
 
         def value_of(field: str) -> str:
             return short_name if field == WHOLE_NAME else field_value
 
-        bucket, slash, rest = self._parts
+        bucket, slash, rest = self._split_place
         if template_fields(bucket):
             container, at, account = bucket.partition("@")
             name = fill_template(container, value_of).replace("_", "-")
             if not BUCKET.fullmatch(name):
                 raise ValueError(f"no bucket can be called {name}, which `location` makes of {table}")
             bucket = name + at + account
-        return normalized(self._scheme + bucket + slash + fill_template(rest, value_of))
+        return normalize_address(self._scheme_prefix + bucket + slash + fill_template(rest, value_of))
 
     @property
-    def _scheme(self) -> str:
+    def _scheme_prefix(self) -> str:
         scheme, separator, _ = self.place.partition("://")
         return scheme + separator if separator else ""
 
     @property
-    def _parts(self) -> tuple[str, str, str]:
+    def _split_place(self) -> tuple[str, str, str]:
         """Return the bucket, a slash and the rest; a path has no bucket."""
-        if not self._scheme:
+        if not self._scheme_prefix:
             return "", "", self.place
-        return self.place.removeprefix(self._scheme).partition("/")
+        return self.place.removeprefix(self._scheme_prefix).partition("/")
 
     @property
     def bucket(self) -> str | None:
         """Return the one bucket of all the tables; None for a path, and if each table may have its own."""
-        name, _, _ = _bucket(self.shape).partition("@")
+        name, _, _ = _bucket_of(self.place_with_holes).partition("@")
         return None if _HOLE in name else name or None
 
-    def faults(self) -> str:
+    def explain_shared_places(self) -> str:
         """Return why two tables cannot have places of their own; an empty text if each has one."""
         if not self.names:
             return "the names of the sink's tables are not known before its rows, so none can have a place of its own"
@@ -135,32 +136,32 @@ class Location:
             return f"all tables of the sink would lie in one place; add {{{readable[0]}}} to `location`"
         return ""
 
-    def meets(self, other: Location) -> bool:
+    def may_share_names(self, other: Location) -> bool:
         """Return whether a name may be made by both templates."""
-        return _alike(_with_holes(self.names), _with_holes(other.names))
+        return _may_be_equal(_with_holes(self.names), _with_holes(other.names))
 
     @property
-    def shape(self) -> str:
-        """Return the place with a hole for each field, for `overlaps`."""
-        return normalized(_with_holes(self.place))
+    def place_with_holes(self) -> str:
+        """Return the place with a hole for each field, for `may_overlap`."""
+        return normalize_address(_with_holes(self.place))
 
-    def overlaps(self, place: str) -> bool:
+    def may_overlap(self, place: str) -> bool:
         """Return whether a table of this may lie in a place (which may have holes), or the place in the table's."""
         # The longer of the two lies within the other if it begins with its names.
-        segments = zip(_segments(self.shape), _segments(place), strict=False)
-        return all(_alike(segment, other) for segment, other in segments)
+        segments = zip(_split_into_segments(self.place_with_holes), _split_into_segments(place), strict=False)
+        return all(_may_be_equal(segment, other) for segment, other in segments)
 
 
-def makes(names: str, table: str) -> bool:
+def may_make_name(names: str, table: str) -> bool:
     """Return whether a template may make a table's name; nothing is the template of names that only rows tell."""
     return not names or template_pattern(names).fullmatch(table) is not None
 
 
-def _bucket(place: str) -> str:
+def _bucket_of(place: str) -> str:
     return place.partition("://")[2].partition("/")[0]
 
 
-def _segments(place: str) -> list[str]:
+def _split_into_segments(place: str) -> list[str]:
     """Return a place as names, from the kind of storage on: what lies within another begins with its names."""
     if is_local(place):
         return ["file", *place.strip("/").split("/")]
@@ -173,14 +174,14 @@ def _with_holes(template: str) -> str:
     return fill_template(template, lambda _: _HOLE)
 
 
-@lru_cache(CACHED)
-def _alike(first: str, second: str) -> bool:
+@lru_cache(CACHED_COMPARISONS)
+def _may_be_equal(first: str, second: str) -> bool:
     """Return whether two texts may be the same, for any values in their holes."""
     if not first or not second:
         return not (first + second).strip(_HOLE)
     # A hole ends here, or it takes one more character of the other text.
     if first[0] == _HOLE:
-        return _alike(first[1:], second) or _alike(first, second[1:])
+        return _may_be_equal(first[1:], second) or _may_be_equal(first, second[1:])
     if second[0] == _HOLE:
-        return _alike(first, second[1:]) or _alike(first[1:], second)
-    return first[0] == second[0] and _alike(first[1:], second[1:])
+        return _may_be_equal(first, second[1:]) or _may_be_equal(first[1:], second)
+    return first[0] == second[0] and _may_be_equal(first[1:], second[1:])

@@ -40,7 +40,7 @@ GAMES = "silver.{event.game}"
 )  # fmt: skip
 def test_a_table_has_its_place(names: str, place: str, table: str, wanted: str | None) -> None:
     """Without it a bucket per topic is written as no tool of the cloud expects it."""
-    assert Location(names, place).of(table) == wanted
+    assert Location(names, place).place_of(table) == wanted
 
 
 def test_the_key_of_one_table_is_not_used_for_another_in_its_bucket() -> None:
@@ -66,7 +66,7 @@ def test_no_value_leaves_its_place_or_shares_it(one: str, other: str) -> None:
         found = set()
         for table in tables:
             try:
-                found.add(location.of(table))
+                found.add(location.place_of(table))
             except ValueError:
                 found.add(table)
         for at in found - set(tables):
@@ -81,7 +81,7 @@ def test_no_value_leaves_its_place_or_shares_it(one: str, other: str) -> None:
 def test_a_name_that_is_no_bucket_is_said() -> None:
     """Without it the rows of such a name end in somebody else's bucket, or in an error of the cloud's library."""
     with pytest.raises(ValueError, match=r"no bucket can be called lake-x-, .*silver\.x_"):
-        Location(GAMES, "s3://lake-{event.game}").of("silver.x_")
+        Location(GAMES, "s3://lake-{event.game}").place_of("silver.x_")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_name_that_is_no_bucket_is_said() -> None:
 )
 def test_a_place_for_two_tables_is_a_fault(names: str, place: str, what: str) -> None:
     """Without it two tables get one log."""
-    assert Location(names, place).faults().startswith(what)
+    assert Location(names, place).explain_shared_places().startswith(what)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_a_place_for_two_tables_is_a_fault(names: str, place: str, what: str) ->
 )
 def test_places_within_each_other_are_seen(one: str, other: str, overlap: bool) -> None:
     """Without it maintenance deletes the files of one table as leftovers of another."""
-    assert Location(GAMES, one).overlaps(Location(GAMES, other).shape) is overlap
-    assert Location(GAMES, other).overlaps(Location(GAMES, one).shape) is overlap
+    assert Location(GAMES, one).may_overlap(Location(GAMES, other).place_with_holes) is overlap
+    assert Location(GAMES, other).may_overlap(Location(GAMES, one).place_with_holes) is overlap
 
 
 @pytest.fixture
@@ -170,8 +170,8 @@ def test_braces_of_a_folder_are_no_field(
 
     assert lake.address("silver.uno") == str(root / wanted)
     assert Lake.at("lake").as_noted().address("silver.uno") == lake.address("silver.uno")
-    assert location.overlaps(str(root / wanted))
-    assert not location.overlaps(str(root / "lake"))
+    assert location.may_overlap(str(root / wanted))
+    assert not location.may_overlap(str(root / "lake"))
 
 
 def test_files_are_reached_by_the_lakes_paths(elsewhere: Lake, tmp_path: Path) -> None:
@@ -183,11 +183,11 @@ def test_files_are_reached_by_the_lakes_paths(elsewhere: Lake, tmp_path: Path) -
     assert [info.path for info in files.get_file_info([commit.path, "gold/wins", "silver/none"])] == [
         commit.path, "gold/wins", "silver/none"
     ]  # fmt: skip
-    assert store.stamps(log, after=f"{log}/") == {commit.path: store.stamp(commit.path)}
+    assert store.list_stamps(log, after=f"{log}/") == {commit.path: store.read_stamp(commit.path)}
 
-    stamp = store.create("silver/uno/x", b"1")
+    stamp = store.create_if_absent("silver/uno/x", b"1")
     assert stamp
-    assert store.create("silver/uno/x", b"2") is None
+    assert store.create_if_absent("silver/uno/x", b"2") is None
     assert (tmp_path / "games/uno/x").read_bytes() == b"1"
     files.create_dir("_aside/uno", recursive=True)
     files.move("silver/uno/x", "_aside/uno/x")

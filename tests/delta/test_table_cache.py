@@ -178,6 +178,6 @@ def test_a_file_has_the_content_of_one_of_those_who_create_it(tmp_path: Path) ->
     for number in range(50):
         contents = [str(writer).encode() * (1 + writer * 10_000) for writer in range(4)]
         with ThreadPoolExecutor(4) as pool:
-            won = list(pool.map(partial(files.create, f"log/{number}"), contents))
+            won = list(pool.map(partial(files.create_if_absent, f"log/{number}"), contents))
         assert [content for content, stamp in zip(contents, won, strict=True) if stamp] == [files.read(f"log/{number}")]
     assert len(list(Path(tmp_path, "log").iterdir())) == 50

@@ -21,7 +21,7 @@ from router.delta.lake import Lake
 from router.delta.parquet_writer import Staging
 from router.errors import StartError
 from router.storage import files as storage
-from router.storage.addresses import normalized
+from router.storage.addresses import normalize_address
 
 if TYPE_CHECKING:
     from benchmarks.s3_server import S3Server
@@ -44,7 +44,7 @@ ROWS = pa.table({"id": pa.array([1, 2], pa.int64()), "name": ["a", "b"]})
 )
 def test_a_place_has_one_address(place: str, known: str) -> None:
     """Without it `file:/x` is a folder of the working directory, and a slash makes another lake."""
-    assert normalized(place) == known
+    assert normalize_address(place) == known
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_place_has_one_address(place: str, known: str) -> None:
 def test_other_schemes_are_refused(place: str) -> None:
     """Without it a lake that nobody can reach becomes a folder on the driver."""
     with pytest.raises(ValueError, match=place):
-        normalized(place)
+        normalize_address(place)
 
 
 def test_files_are_written_read_listed_and_deleted(bucket: Lake) -> None:
@@ -89,12 +89,12 @@ def test_a_file_is_created_once(where: str, request: pytest.FixtureRequest) -> N
 def test_a_file_is_replaced_only_as_it_was(where: str, request: pytest.FixtureRequest) -> None:
     """Without it two runs take one lock."""
     files = request.getfixturevalue(where).store
-    first = files.create("lock", b"first")
+    first = files.create_if_absent("lock", b"first")
 
-    assert files.stamp("lock") == first
-    second = files.replace("lock", b"second", first)
+    assert files.read_stamp("lock") == first
+    second = files.replace_if_unchanged("lock", b"second", first)
     assert second not in (None, first)
-    assert files.replace("lock", b"third", first) is None
+    assert files.replace_if_unchanged("lock", b"third", first) is None
     assert files.read("lock") == b"second"
 
 
@@ -193,7 +193,7 @@ def test_tables_beside_other_files_are_found(bucket: Lake) -> None:
 def test_a_place_that_keeps_files_is_taken(where: str, request: pytest.FixtureRequest) -> None:
     """Without it no run starts."""
     place: Lake = request.getfixturevalue(where)
-    storage.probe(place.root, place.options)
+    storage.probe_conditional_writes(place.root, place.options)
 
     assert place.layers() == []
 
@@ -203,20 +203,20 @@ def test_a_store_without_conditional_writes_is_refused(bucket: Lake, server: S3S
     server.fail(Fault("PUT", "probe", times=9, unconditional=True))
 
     with pytest.raises(StartError, match="If-None-Match"):
-        storage.probe(bucket.root, bucket.options)
+        storage.probe_conditional_writes(bucket.root, bucket.options)
 
 
 def test_a_bucket_that_is_not_there_is_one_sentence(server: S3Server) -> None:
     """Without it a typing error ends in a traceback."""
     with pytest.raises(StartError, match="s3://no-such-bucket/lake cannot be written"):
-        storage.probe("s3://no-such-bucket/lake", server.options)
+        storage.probe_conditional_writes("s3://no-such-bucket/lake", server.options)
 
 
 def test_an_endpoint_without_tls_is_named(server: S3Server) -> None:
     """Without it the reason is "builder error"."""
     options = {name: value for name, value in server.options.items() if name != "aws_allow_http"}
     with pytest.raises(StartError, match="http:// needs `aws_allow_http"):
-        storage.probe("s3://lake/x", options)
+        storage.probe_conditional_writes("s3://lake/x", options)
 
 
 # What mounted buckets say that have no links: s3fs, and rclone.
@@ -229,7 +229,7 @@ def test_a_mounted_bucket_is_refused(lake: Lake, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(os, "link", refuse)
     with pytest.raises(StartError, match="mounted bucket"):
-        storage.probe(lake.root, {})
+        storage.probe_conditional_writes(lake.root, {})
     assert list(Path(lake.root).iterdir()) == []
 
 
@@ -240,7 +240,7 @@ def test_a_folder_that_takes_no_file_is_waited_for(lake: Lake, monkeypatch: pyte
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", refuse)
-    storage.probe(lake.root, {})
+    storage.probe_conditional_writes(lake.root, {})
     assert list(Path(lake.root).iterdir()) == []
 
 

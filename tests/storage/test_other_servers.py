@@ -123,18 +123,18 @@ def test_tables_and_locks_work_as_elsewhere(server: tuple[str, dict[str, str]]) 
     name, options = server
     for root in ROOTS[name]:
         lake = Lake.at(root, options)
-        storage.probe(lake.root, lake.options)
+        storage.probe_conditional_writes(lake.root, lake.options)
         cache = TableCache(lake)
         for batch in range(22):
             assert take(cache, batch)
-        first = lake.store.create("lock", b"1")
+        first = lake.store.create_if_absent("lock", b"1")
         assert first
 
         assert batches(lake) == [*range(22)]
         assert lake.tables("silver") == ["silver.uno"]
-        assert lake.store.create("lock", b"2") is None
-        assert lake.store.replace("lock", b"2", first)
-        assert lake.store.replace("lock", b"3", first) is None
+        assert lake.store.create_if_absent("lock", b"2") is None
+        assert lake.store.replace_if_unchanged("lock", b"2", first)
+        assert lake.store.replace_if_unchanged("lock", b"3", first) is None
         assert lake.read("lock") == b"2"
 
 
@@ -157,9 +157,9 @@ def test_a_list_begins_where_it_is_to_begin(server: tuple[str, dict[str, str]]) 
     name, options = server
     lake = Lake.at(f"{ROOTS[name][0]}-listed", options)
     for number in range(4):
-        lake.store.create(f"log/{number}", b"1")
+        lake.store.create_if_absent(f"log/{number}", b"1")
 
-    assert list(lake.store.stamps("log", "log/1")) == ["log/2", "log/3"]
+    assert list(lake.store.list_stamps("log", "log/1")) == ["log/2", "log/3"]
 
 
 SMALL_FILES = {"versitygw": 20_000}

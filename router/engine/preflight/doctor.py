@@ -38,8 +38,8 @@ from router.engine.spark.session import spark_env, usable_cores
 from router.engine.start.spark_needs import spark_needs
 from router.errors import MachineError, StartError, first_line
 from router.registry import missing_extras, parts_in
-from router.storage.addresses import is_local, is_local_path, normalized
-from router.storage.files import probe
+from router.storage.addresses import is_local, is_local_path, normalize_address
+from router.storage.files import probe_conditional_writes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -215,10 +215,10 @@ def parse_size(text: str) -> int | None:
 def diagnose_storage(subject: str, place: str, options: dict[str, str]) -> Diagnosis:
     """Try to write a lake or a checkpoint: new files only, never in place of another; a disk must have room."""
     try:
-        root = normalized(place)
+        root = normalize_address(place)
         if is_local(root):
             return _diagnose_folder(subject, Path(root), options)
-        probe(root, options)
+        probe_conditional_writes(root, options)
     except StartError as error:
         return Diagnosis(subject, "wrong", str(error), "check address, credentials (storage_options) and rights")
     except Exception as error:  # the storage's client raises what it likes
@@ -231,7 +231,7 @@ def _diagnose_folder(subject: str, folder: Path, options: dict[str, str]) -> Dia
     # If the folder is missing, the nearest one above it is tried: a look makes no lake.
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     with tempfile.TemporaryDirectory(prefix=".router-doctor-", dir=existing) as trial:
-        probe(trial, options)
+        probe_conditional_writes(trial, options)
     free = shutil.disk_usage(existing).free
     sentence = f"{folder} can be written, {free / GIB:,.1f} GiB free"
     if free >= LITTLE:
@@ -244,7 +244,7 @@ def diagnose_source_folder(config: Config) -> Iterator[Diagnosis]:
     files = config.source.files
     if files is None or not is_local_path(files.path) or set("*?[{") & set(files.path):
         return
-    if Path(normalized(files.path)).exists():
+    if Path(normalize_address(files.path)).exists():
         yield Diagnosis("source", "ok", f"{files.path} is there")
     else:
         todo = "create it, or correct source.files.path"
@@ -263,7 +263,7 @@ def diagnose_file_systems(config: Config) -> Iterator[Diagnosis]:
         places[0][1].append("its checkpoint")
     adds_jars = any(config.spark.get(name) for name in JAR_SETTINGS)
     for place, needs in places:
-        if is_local(normalized(place)) or not needs:
+        if is_local(normalize_address(place)) or not needs:
             continue
         needed_for = f"Spark itself has to reach {place} for {', '.join(needs)}"
         if adds_jars:

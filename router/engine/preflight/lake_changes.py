@@ -34,7 +34,7 @@ from router.engine.start.spark_checkpoint import refuse_left_topics
 from router.engine.views.sources import ViewTables
 from router.errors import StartError, TableError, ViewError, first_line
 from router.own_names import OUTBOX, OWN_LAYERS
-from router.storage.locations import makes
+from router.storage.locations import may_make_name
 from router.table_names import template_pattern, underscored
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class LakeChanges:
         sentence = f"{self.checkpoint.root} has no batch: a start reads the source from its beginning, as a new query"
         own = {self.config.dead_letters, self.config.ledger}
         names = self.config.written_names()
-        filled = [table for table in self._lake.every_table() if any(makes(name, table) for name in names)]
+        filled = [table for table in self._lake.every_table() if any(may_make_name(name, table) for name in names)]
         filled = sorted({*filled} - own)
         if not filled:
             yield Change("safe", ("name",), sentence)

@@ -36,7 +36,7 @@ from router.engine.source.file_rows import hinted
 from router.engine.views.schedule import in_order, refresher
 from router.errors import ConfigError, Problem, RouterError, ViewError
 from router.moments import parse_moment
-from router.storage.locations import makes
+from router.storage.locations import may_make_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -317,7 +317,7 @@ def _faults(config: Config, case: RouteTest, records: pa.Table, spark: SparkSess
     written = {table for table in lake.every_table() if table not in bronze}
     expected = case.expect.tables
     if expected is not None:
-        if any(makes(view.into, table) for view in config.views for table in expected):
+        if any(may_make_name(view.into, table) for view in config.views for table in expected):
             refreshes = refresher(config, spark, lake, store)
             for view in in_order(config.views):
                 refreshes.refresh(view)

@@ -30,7 +30,7 @@ from router.errors import StartError
 from router.registry import parts_in
 from router.spark_internals import hadoop_lacks, hadoop_version, set_hadoop
 from router.storage import files as storage
-from router.storage.locations import makes
+from router.storage.locations import may_make_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -305,7 +305,7 @@ def refuse_moved(lake: Lake, config: Config) -> None:
         layout = replace(lake, locations=())
         places = {**{table: layout.address(table) for table in layout.every_table()}, **places}
     for table, place in places.items():
-        if not any(makes(template, table) for template in names):
+        if not any(may_make_name(template, table) for template in names):
             continue
         configured = _configured_place(lake, table)
         if configured != place:
@@ -332,7 +332,7 @@ def reach(spark: SparkSession, place: Lake, *, needed_for: Sequence[str] = (), w
     has to have a file system for the place for.
     """
     if writes:
-        storage.probe(place.root, place.options)
+        storage.probe_conditional_writes(place.root, place.options)
     for location in place.locations:
         settings = storage.hadoop_settings(location.place, location.options)
         if location.bucket:

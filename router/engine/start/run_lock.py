@@ -67,7 +67,7 @@ def is_run_active(checkpoint: Lake) -> bool:
     tries again; in an object store only the stamp of the file is read.
     """
     if not checkpoint.local:
-        stamp = checkpoint.store.stamp(RUN_LOCK)
+        stamp = checkpoint.store.read_stamp(RUN_LOCK)
         if stamp is None:
             return False
         # The file of a run that ends has no next stamp, and that of a killed one keeps its stamp.
@@ -176,7 +176,7 @@ class Lease:
         """Take the lock, at once or when the existing one has expired. Raises RunningError."""
         stamp = self._create()
         while stamp is None:
-            existing = self.files.stamp(self.path)
+            existing = self.files.read_stamp(self.path)
             if existing is None:
                 stamp = self._create()  # its holder has just deleted it
                 continue
@@ -218,16 +218,16 @@ class Lease:
 
     def _create(self) -> str | None:
         """Return the stamp of a new lock; None if another process has one."""
-        return self.files.create(self.path, self._content()) or self._own_stamp()
+        return self.files.create_if_absent(self.path, self._content()) or self._own_stamp()
 
     def _replace(self, stamp: str) -> str | None:
         """Return the new stamp of the lock; None if its stamp is not the given one any more."""
         self.number += 1
-        return self.files.replace(self.path, self._content(), stamp) or self._own_stamp()
+        return self.files.replace_if_unchanged(self.path, self._content(), stamp) or self._own_stamp()
 
     def _own_stamp(self) -> str | None:
         """Return the stamp of a lock that a request has made whose answer was lost."""
-        return self.files.stamp(self.path) if self._is_own() else None
+        return self.files.read_stamp(self.path) if self._is_own() else None
 
     def _is_own(self) -> bool:
         content = self.files.read(self.path)
@@ -253,7 +253,7 @@ def _next_stamp(files: Storage, path: str, stamp: str) -> str | None:
     end = time.monotonic() + _EXPIRES
     while time.monotonic() < end:
         time.sleep(min(RENEWED, _EXPIRES) / 5)
-        newer = files.stamp(path)
+        newer = files.read_stamp(path)
         if newer != stamp:
             return newer
     return stamp

@@ -26,7 +26,7 @@ from router.delta.schema_diff import common_type, delta_schema
 from router.delta.table_cache import THREADS, SparkTable
 from router.engine.views.writers import REPAIR, read_on, read_writers, sink_writer, view_writer
 from router.errors import StartError, TableError, ViewError
-from router.storage.locations import makes
+from router.storage.locations import may_make_name
 from router.table_names import template_pattern, templates_meet
 
 if TYPE_CHECKING:
@@ -374,7 +374,7 @@ class ViewTables:
         for route, name, sink in self.config.all_sinks():
             if route != view.source.route or not isinstance(sink, LakeSink):
                 continue
-            if makes(names_of(sink), table):
+            if may_make_name(names_of(sink), table):
                 writers.add(sink_writer(route, name))
         return frozenset(writers)
 

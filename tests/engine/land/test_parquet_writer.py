@@ -66,7 +66,7 @@ def test_every_file_is_brought_to_the_disk(lake: Lake, monkeypatch: pytest.Monke
             raise OSError(errno.EIO, "it burns")
         synced.append(path)
 
-    monkeypatch.setattr(LocalFiles, "sync", sync)
+    monkeypatch.setattr(LocalFiles, "sync_file", sync)
     writer = Staging(lake, file_bytes=1 << 20, buffer_bytes=0).writer(3, "1-7", dispensable)
     for i, batch in enumerate(batches(6)):
         writer.hold("route/sink", f"silver.t{i % 3}", batch)

@@ -244,7 +244,7 @@ def test_a_file_system_without_atomic_create_is_wrong(tmp_path: Path, monkeypatc
     def refused(place: str, options: dict[str, str]) -> None:
         raise StartError(f"{place} cannot hold a lake")
 
-    monkeypatch.setattr(doctor, "probe", refused)
+    monkeypatch.setattr(doctor, "probe_conditional_writes", refused)
     assert diagnose_storage("lake", str(tmp_path), {}).state == "wrong"
 
 
