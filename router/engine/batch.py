@@ -172,7 +172,7 @@ class Batches:
                 # A topic that was made again before its records were read: without it the batch lands again.
                 if not (self.topics and self.topics.compare({partition.topic for partition in decision.partitions})):
                     return decision
-                self.decider.landing.discard(decision.landed)
+                self.decider.landing.discard_files(decision.landed)
             plan = self.decider.plan(self._not_held(raw), plan.arrival, refresh=False)
 
     def _readable(self, raw: DataFrame, plan: Plan, steps: Steps, error: Exception) -> DataFrame:
@@ -219,7 +219,7 @@ class Batches:
             failed = self._commit(manifest, opened, steps)  # 6 commit
             manifest = self._quarantine(manifest, failed, plan.layout)  # 7 quarantine
         with steps.step("apply"):
-            applied = self.outboxes.apply(plan.layout, manifest, steps, replay=replay)  # 8 apply
+            applied = self.outboxes.apply_batch(plan.layout, manifest, steps, replay=replay)  # 8 apply
         with steps.step("ledger"):  # 9 ledger
             entry = ledger.LedgerEntry(self.config.ledger, str(TransactionId("ledger", self.query)), manifest.batch)
             rows = self.destination.ledger_rows(manifest, applied.counts)
@@ -230,7 +230,7 @@ class Batches:
             plan=plan,
             applied=applied.counts,
             tables=tables,
-            blocked={**self.decider.demands.blocked, **self.outboxes.waiting()},
+            blocked={**self.decider.demands.blocked, **self.outboxes.waiting_reasons()},
             merged=applied.merged,
             committed_by=self.committers.committed_by,
         )
@@ -248,7 +248,7 @@ class Batches:
             commit for commit in manifest.commits if not self._is_done(commit, tables[commit.table], manifest)
         ]
         # The sink of an outbox reads the staged files after their commit, so those must still be there as well.
-        missing = self.committers.missing([*unfinished, *self.outboxes.unapplied(manifest)])
+        missing = self.committers.missing([*unfinished, *self.outboxes.unapplied_commits(manifest)])
         if not missing:
             return manifest
 
@@ -308,7 +308,7 @@ class Batches:
                 self.quarantine.block(demands.blocked)
                 self.store.decide(manifest, new=new)
         except (BatchError, RunningError, StartError):
-            self.decider.landing.discard(decision.landed)
+            self.decider.landing.discard_files(decision.landed)
             raise
         return manifest
 

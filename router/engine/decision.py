@@ -165,11 +165,11 @@ class BatchDecider:
             try:
                 decision = self._decide(plan, landed, steps, destination)
             except BaseException:
-                self.landing.discard(landed)
+                self.landing.discard_files(landed)
                 raise
             if decision is not None:
                 return decision
-            self.landing.discard(landed)
+            self.landing.discard_files(landed)
         raise self._error(steps, f"tables changed {_TRIES} times while the batch was landed; find who writes them")
 
     def _land(self, plan: Plan, steps: Steps) -> tuple[Plan, Landed]:
@@ -237,7 +237,7 @@ class BatchDecider:
                 demands=self.demands,
                 batch=steps.batch,
                 quarantined=quarantined,
-                named=landed.named,
+                named=landed.tables_by_outbox,
             )
         self._stop_on(destination.faults_of_tables(decision.refused), steps)
 

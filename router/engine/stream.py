@@ -26,7 +26,7 @@ from router.engine.commit.committers import Committers
 from router.engine.dead_letter_share import DeadLetterLimit
 from router.engine.label.planner import Planner
 from router.engine.merge.key_checks import refuse_changed_keys
-from router.engine.outbox.apply import Outboxes, opened
+from router.engine.outbox.apply import Outboxes, open_sinks
 from router.engine.outbox.detached import DetachedSinks
 from router.engine.preflight.lake_changes import LakeChanges, refuse_changes, tell_changes
 from router.engine.quarantine.table import waiting_places
@@ -323,7 +323,7 @@ class _StreamRun:
                 retry = retrying(self.config, self.spark, self.options.stop, self.status, self.pauses, self.trouble)
                 retry(self._query, begin)
                 if self._once and self.batches:
-                    self.batches.outboxes.retention.tidy()
+                    self.batches.outboxes.retention.delete_old_rows()
         except Exception as error:
             if not (self.stopped and passing(error)):
                 raise
@@ -379,7 +379,7 @@ class _StreamRun:
         self.error, self.batches = None, None  # a query that starts again has a session of its own
         self.status.starts("the sinks and the lookups")
         if not self.open:  # within the retries: they wait for a source that is unavailable
-            self.config = opened(self.config, self.spark, self.folder, self._memory, trial=self.config.debug)
+            self.config = open_sinks(self.config, self.spark, self.folder, self._memory, trial=self.config.debug)
             self.open = True
             self._open_detached_sinks()
         if self.topics is None:
@@ -420,7 +420,7 @@ class _StreamRun:
     def _open_detached_sinks(self) -> None:
         about = self.config, self.spark, self.lake, self.checkpoint, self.options.stop, self.executors
         self.detached = DetachedSinks.of(*about, once=self._once, sent=self.status.sent, waits=self.status.sink_waits)
-        self.detached.check(self.options.accept)
+        self.detached.check_checkpoints(self.options.accept)
         if not self._once:
             self.detached.start()
 
@@ -554,7 +554,7 @@ class _StreamRun:
 
     def _deliver(self, key: str, query: str, last: int, rows: DataFrame) -> Applied | None:
         """Give rows of an outbox that left the quarantine to their sink, while no batch is running."""
-        return self._outboxes().deliver(key, query, last, rows)
+        return self._outboxes().deliver_released(key, query, last, rows)
 
     def _outboxes(self) -> Outboxes:
         """Return the sinks with outboxes, for rows that are in no batch of this process."""

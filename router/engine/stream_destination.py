@@ -156,7 +156,7 @@ def stream_batches(
         run=store.run,
         lake=lake,
         tables=tables,
-        release=Release(config, spark, lake, store, committers, executors, outboxes.deliver),
+        release=Release(config, spark, lake, store, committers, executors, outboxes.deliver_released),
         catalog=Catalog(spark, lake),
         maintenance=maintenance,
         status=status or StatusBoard(config.name),

@@ -41,37 +41,39 @@ class FailingColumns:
         levels = [[*({*level} - {"event", WHOLE_EVENT})] for level in (*stages.levels, *stages.spread_by)]
         later = {name for names in levels for name in names}
         found: dict[str, dict[RecordPlace, str]] = {}
-        if not later or not self._lands(later, found):
+        if not later or not self._lands_without(later, found):
             return {}
         # A column reads those of the levels before it.
         for names in levels:
             later -= {*names}
-            for name in self._failing(names, later, found):
-                records = failing_records(self.plan.raw, partial(self._run, {*names, *later} - {name}, found))
+            for name in self._find_failing_columns(names, later, found):
+                records = failing_records(self.plan.raw, partial(self._land_without, {*names, *later} - {name}, found))
                 if not records:
                     return {}
                 found[name] = records
         return found
 
-    def _failing(self, names: list[str], later: set[str], found: dict[str, dict[RecordPlace, str]]) -> list[str]:
+    def _find_failing_columns(
+        self, names: list[str], later: set[str], found: dict[str, dict[RecordPlace, str]]
+    ) -> list[str]:
         """Return the columns of a level that fail, each without the others."""
 
         def land(start: int, stop: int) -> bool:
-            self._run({*names[:start], *names[stop:], *later}, found, self.plan.raw)
+            self._land_without({*names[:start], *names[stop:], *later}, found, self.plan.raw)
             return True
 
         return [names[half.start] for half in by_halves(land, len(names), is_for_search) if half.error] if names else []
 
-    def _lands(self, without: set[str], found: dict[str, dict[RecordPlace, str]]) -> bool:
+    def _lands_without(self, without: set[str], found: dict[str, dict[RecordPlace, str]]) -> bool:
         try:
-            self._run(without, found, self.plan.raw)
+            self._land_without(without, found, self.plan.raw)
         except Exception as error:
             if is_for_search(error):
                 return False
             raise
         return True
 
-    def _run(self, without: set[str], found: dict[str, dict[RecordPlace, str]], raw: DataFrame) -> None:
+    def _land_without(self, without: set[str], found: dict[str, dict[RecordPlace, str]], raw: DataFrame) -> None:
         self.land(replace(self.plan, raw=raw, nulls=nulls_of(found) | dict.fromkeys(without, F.lit(True))))
 
 

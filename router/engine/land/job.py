@@ -81,7 +81,7 @@ class Landed:
             began=self.began or other.began,
         )
 
-    def collected(self, name: str) -> frozenset[str]:
+    def collect_values(self, name: str) -> frozenset[str]:
         """Return the values that the counts list under a name."""
         values: set[str] = set()
         for count in self.counts:
@@ -89,7 +89,7 @@ class Landed:
         return frozenset(values)
 
     @property
-    def named(self) -> dict[str, set[str]]:
+    def tables_by_outbox(self) -> dict[str, set[str]]:
         """Return the tables that the rows of each outbox are for."""
         tables_by_outbox: dict[str, set[str]] = {}
         for count in self.counts:
@@ -129,11 +129,13 @@ class LandingJob:
         """
         began = time.time()  # one moment for both jobs: their ages are added up
         if self.measured:
-            landed = self._land(plan, plan.raw, demands, batch, began, asked, bounded=True)
+            landed = self._run_once(plan, plan.raw, demands, batch, began, asked, bounded=True)
         else:
-            landed = self._land(plan, _without_big(plan.raw), demands, batch, began, asked)
+            landed = self._run_once(plan, _without_big(plan.raw), demands, batch, began, asked)
             if landed.big:
-                landed += self._land(plan, plan.raw.filter(_big()), demands, batch, began, asked, bounded=True)
+                landed += self._run_once(
+                    plan, plan.raw.filter(_is_big_record()), demands, batch, began, asked, bounded=True
+                )
         self.measured = landed.big > BIG_SHARE * max(1, sum(count["read"] for count in landed.counts))
         tables, rows = len({file.table for file in landed.files}), sum(file.rows for file in landed.files)
         self.tiny = (
@@ -161,11 +163,11 @@ class LandingJob:
             with step("land"):
                 landed = self.run(plan, demands, batch, asked)
             if planner.leave_to_spark(landed.defects):
-                self.discard(landed)
+                self.discard_files(landed)
                 with step("plan"):
                     plan = replace(planner.plan(plan.raw, plan.arrival), nulls=plan.nulls)
                 continue
-            wanted = landed.collected("wanted")
+            wanted = landed.collect_values("wanted")
             if not wanted:
                 return plan, landed
             decoder = planner.decoder
@@ -173,7 +175,7 @@ class LandingJob:
                 with step("plan"):
                     planner.refresh(wanted)
             except BaseException:
-                self.discard(landed)
+                self.discard_files(landed)
                 raise
             asked |= wanted
             # A decoder that has found nothing is the same object, and would decode every row as before. Only if a task
@@ -182,19 +184,21 @@ class LandingJob:
             if planner.decoder is decoder and is_complete:
                 if not wanted <= self.not_found:
                     message = "%s, batch %d: records name %s, which cannot be found: they become dead letters"
-                    log.info(message, name, batch, some(wanted))
+                    log.info(message, name, batch, describe_names(wanted))
                 self.not_found = wanted
                 return plan, landed
-            self.discard(landed)
-            log.info("%s, batch %d: records name %s, new here: the batch is read again", name, batch, some(wanted))
+            self.discard_files(landed)
+            log.info(
+                "%s, batch %d: records name %s, new here: the batch is read again", name, batch, describe_names(wanted)
+            )
             with step("plan"):
                 plan = replace(planner.plan(plan.raw, plan.arrival), nulls=plan.nulls)
 
-    def discard(self, landed: Landed) -> None:
+    def discard_files(self, landed: Landed) -> None:
         """Delete files that will not be committed."""
         self.lake.delete(*(file.path for file in landed.files))
 
-    def _clean(self, token: str) -> None:
+    def _delete_staged_files(self, token: str) -> None:
         """Delete what the tasks of a job that failed have staged: their reports are lost, but its token is in names."""
         files = self.lake.files
         roots = [self.folder] if self.folder else self.lake.layers()
@@ -209,7 +213,7 @@ class LandingJob:
     def _cores(self) -> int:
         return self.spark.sparkContext.defaultParallelism
 
-    def _land(
+    def _run_once(
         self,
         plan: Plan,
         raw: DataFrame,
@@ -246,20 +250,20 @@ class LandingJob:
             rows = frame.mapInArrow(task, "report string").collect()  # one per file and source partition of a task
             reports = self.executors.without_looks(json.loads(row["report"]) for row in rows)
         except Exception as error:
-            self._clean(token)
+            self._delete_staged_files(token)
             if refused := refusal(error):
                 raise refused from error
             raise
         finally:
             self.spark.conf.set(BATCH_BYTES, UNBOUNDED)
-        landed = _landed(reports, began)
+        landed = _add_up_reports(reports, began)
         if self.traced:
             files = [replace(file, columns=tuple(n for n in file.columns if n not in TRACED)) for file in landed.files]
             landed = replace(landed, files=files)
         return landed
 
 
-def some(names: frozenset[str]) -> str:
+def describe_names(names: frozenset[str]) -> str:
     """Return the first few of many names as text."""
     text = ", ".join(sorted(names)[:5])
     if len(names) > 5:
@@ -267,24 +271,24 @@ def some(names: frozenset[str]) -> str:
     return text
 
 
-def _landed(reports: Any, began: float) -> Landed:
+def _add_up_reports(reports: Any, began: float) -> Landed:
     landed = Landed(began=began)
     for report in reports:
         if "path" in report:
             landed.files.append(StagedFile.of(report))
         elif "big" in report:
-            ages = {place: TableAges.of(of_table) for place, of_table in report["ages"].items()}
+            ages = {place: TableAges.from_report(of_table) for place, of_table in report["ages"].items()}
             landed += Landed(big=report["big"], failed=report["failed"], defects=report["defects"], ages=ages)
         else:
             landed.counts.append(report)
     return landed
 
 
-def _big() -> Column:
+def _is_big_record() -> Column:
     return F.coalesce(F.length("value"), F.lit(0)) + F.coalesce(F.length("key"), F.lit(0)) > BIG_ROW
 
 
 def _without_big(raw: DataFrame) -> DataFrame:
     """Return all records, the big ones emptied of key and value and marked in `_big`."""
-    big = _big()
+    big = _is_big_record()
     return raw.withColumns({"_big": big, "key": F.when(~big, F.col("key")), "value": F.when(~big, F.col("value"))})

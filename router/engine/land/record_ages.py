@@ -37,7 +37,7 @@ class TableAges:
     newest: float = 0.0
 
     @classmethod
-    def of(cls, reported: dict[str, Any]) -> TableAges:
+    def from_report(cls, reported: dict[str, Any]) -> TableAges:
         """Return the ages of a dictionary that `asdict` made and that was written as JSON."""
         return cls(**{**reported, "counts": tuple(reported["counts"])})
 
@@ -56,13 +56,13 @@ class TableAges:
         lower = 0.0
         for count, upper in zip(self.counts, AGE_SECONDS, strict=False):
             if count:
-                _spread(counts, count, lower + seconds, upper + seconds)
+                _spread_over_buckets(counts, count, lower + seconds, upper + seconds)
             lower = upper
         counts[-1] += self.counts[-1]
         return TableAges(_whole_records(counts), self.seconds + seconds * sum(self.counts), self.newest)
 
 
-def _spread(counts: list[float], count: float, begin: float, end: float) -> None:
+def _spread_over_buckets(counts: list[float], count: float, begin: float, end: float) -> None:
     """Add records whose ages lie evenly between two to the buckets that these ages touch."""
     lower = 0.0
     for bucket, upper in enumerate((*AGE_SECONDS, float("inf"))):

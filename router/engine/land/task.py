@@ -65,7 +65,7 @@ class Counts(Partition):
     named: dict[str, list[str]] = field(default_factory=dict)
 
 
-def gathered(batches: Iterator[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
+def gather_batches(batches: Iterator[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
     """Yield batches that are joined until they have `most` bytes."""
     parts: list[pa.RecordBatch] = []
     size = 0
@@ -86,7 +86,7 @@ class Rows:
     def __init__(self, batch: pa.RecordBatch, counts: dict[tuple[str, int], Counts]) -> None:
         self.batch = batch
         self.all = np.arange(batch.num_rows, dtype=np.int64)
-        self.codes, self.sources = _sources(batch)
+        self.codes, self.sources = _source_codes(batch)
         offsets = batch.column("offset").to_numpy(zero_copy_only=False)
         self.of: list[Counts] = []
         for code, source in enumerate(self.sources):
@@ -102,20 +102,20 @@ class Rows:
             count.read += len(source_offsets)
             self.of.append(count)
 
-    def mask(self, column: str) -> _Numbers:
+    def true_rows(self, column: str) -> _Numbers:
         """Return the rows where a boolean column is true."""
         chosen = self.batch.column(column)
         if not chosen.true_count:
             return self.all[:0]
         return np.flatnonzero(chosen.to_numpy(zero_copy_only=False))
 
-    def where(self, row_numbers: _Numbers | None) -> _Numbers:
+    def chosen_rows(self, row_numbers: _Numbers | None) -> _Numbers:
         """Return the numbers of chosen rows; None chooses all of them."""
         return self.all if row_numbers is None else row_numbers
 
-    def add(self, kind: str, key: str | None, row_numbers: _Numbers | None) -> None:
+    def count_rows(self, kind: str, key: str | None, row_numbers: _Numbers | None) -> None:
         """Count chosen rows under their source partitions, with a key in the counts of that kind by key."""
-        by_source = np.bincount(self.codes[self.where(row_numbers)], minlength=len(self.sources))
+        by_source = np.bincount(self.codes[self.chosen_rows(row_numbers)], minlength=len(self.sources))
         for count, more in zip(self.of, by_source.tolist(), strict=True):
             if key is None:
                 setattr(count, kind, getattr(count, kind) + more)
@@ -128,7 +128,7 @@ class Rows:
         valid = np.flatnonzero(fields.is_valid().to_numpy(zero_copy_only=False))
         if not len(valid):
             return
-        self.add("unknown", None, valid)
+        self.count_rows("unknown", None, valid)
         # One count for each pair of source partition and field: the pair's number is partition * fields + field.
         codes = self.codes[pc.list_parent_indices(fields).to_numpy()]
         named = fields.flatten().dictionary_encode()
@@ -139,7 +139,7 @@ class Rows:
             counted = zip(names, of_source, strict=True)
             add_named(count.unknown_fields, {name: events for name, events in counted if events})
 
-    def want(self, values: list[str], asked: frozenset[str]) -> None:
+    def note_wanted_schemas(self, values: list[str], asked: frozenset[str]) -> None:
         """Note the schemas that the decoder lacks, under the first source partition, except those `asked` for already.
 
         The driver asks for each once.
@@ -149,12 +149,12 @@ class Rows:
         new = [value for value in values if value not in known]
         noted += new[: WANTED - len(noted)]
 
-    def name(self, key: str, tables: list[str]) -> None:
+    def note_outbox_tables(self, key: str, tables: list[str]) -> None:
         """Note the tables that rows of an outbox are for, under the first source partition: the driver adds all up."""
         noted = self.of[0].named.setdefault(key, [])
         noted += [table for table in tables if table not in noted]
 
-    def raw(self, row_numbers: Any) -> pa.RecordBatch:
+    def raw_records(self, row_numbers: Any) -> pa.RecordBatch:
         """Return the records as received; the numbers may be numpy's or Arrow's, None for all rows."""
         raw = self.batch.select(list(RAW_COLUMNS))
         if row_numbers is None:
@@ -174,7 +174,7 @@ class Rows:
             codes = [code for code, name in enumerate(tables) if name == table]
             yield table, np.flatnonzero(np.isin(self.codes, codes))
 
-    def struct(self, column: str, row_numbers: _Numbers | None) -> pa.RecordBatch:
+    def struct_fields(self, column: str, row_numbers: _Numbers | None) -> pa.RecordBatch:
         """Return the fields of a struct column for chosen rows."""
         struct = self.batch.column(column)
         if row_numbers is not None:
@@ -182,7 +182,7 @@ class Rows:
         return pa.RecordBatch.from_struct_array(struct)
 
 
-def _sources(batch: pa.RecordBatch) -> tuple[_Numbers, list[tuple[str, int]]]:
+def _source_codes(batch: pa.RecordBatch) -> tuple[_Numbers, list[tuple[str, int]]]:
     """Return the source partition of each row as a code, and the (topic, partition) of each code."""
     topics = batch.column("topic").dictionary_encode()
     partitions = batch.column("partition").dictionary_encode()
@@ -199,14 +199,14 @@ def _sources(batch: pa.RecordBatch) -> tuple[_Numbers, list[tuple[str, int]]]:
     return codes.astype(np.int64), sources
 
 
-def groups(rows: Rows, target: Target) -> Iterator[tuple[str, _Numbers | None, pa.RecordBatch | None]]:
+def group_by_table(rows: Rows, target: Target) -> Iterator[tuple[str, _Numbers | None, pa.RecordBatch | None]]:
     """Split the rows of a target by table: one stable sort and one take, whatever the number of tables.
 
     Yields each table, the numbers of its rows (None: every row), and the rows, if the sort has made them.
     """
     goes = rows.batch.column(target.destination)
     if target.table is not None:
-        row_numbers = rows.mask(target.destination)
+        row_numbers = rows.true_rows(target.destination)
         if len(row_numbers):
             yield target.table, None if len(row_numbers) == len(goes) else row_numbers, None
         return
@@ -254,8 +254,8 @@ def landing_task(work: LandingWork) -> Any:
         keep_archives()
         task = _Task(work, attempt())
         try:
-            for batch in gathered(batches, min(GATHERED, work.staging.buffer_bytes // 2)):
-                task.take(batch)
+            for batch in gather_batches(batches, min(GATHERED, work.staging.buffer_bytes // 2)):
+                task.take_batch(batch)
             reports = task.finish()
         except BaseException:
             task.writer.abandon()
@@ -279,7 +279,7 @@ class _Task:
         self.ages: dict[str, TableAges] = {}
         self.defects: dict[str, str] = {}
 
-    def take(self, batch: pa.RecordBatch) -> None:
+    def take_batch(self, batch: pa.RecordBatch) -> None:
         """Label and sort one Arrow batch."""
         batch = self._without_big(batch)
         if not batch.num_rows:
@@ -288,9 +288,9 @@ class _Task:
         rows = Rows(label_records(batch, self.work.labelling, self.defects), self.counts)
         if self.work.began is not None:
             self.batch_ages = BatchAges(rows.batch.column("timestamp"), self.work.began)
-        self._raw(rows)
+        self._land_raw(rows)
         for route in self.layout.routes:
-            self._route(rows, route)
+            self._land_route(rows, route)
         self.writer.flush()
 
     def finish(self) -> list[str]:
@@ -320,41 +320,41 @@ class _Task:
         self.big += big.true_count
         return batch.filter(pc.invert(big)) if big.true_count else batch
 
-    def _raw(self, rows: Rows) -> None:
+    def _land_raw(self, rows: Rows) -> None:
         layout = self.layout
         for name in ("failed", "bare", "unmatched"):
-            rows.add(name, None, rows.mask(f"_{name}"))
+            rows.count_rows(name, None, rows.true_rows(f"_{name}"))
         if layout.unknown:
             rows.add_unknown(rows.batch.column("_unknown"))
         if layout.wanted:
-            rows.want(pc.unique(rows.batch.column("_wanted").drop_null()).to_pylist(), self.work.asked)
+            rows.note_wanted_schemas(pc.unique(rows.batch.column("_wanted").drop_null()).to_pylist(), self.work.asked)
         dropped = rows.all[:0]
         if layout.drops_nulls:
             nulls = rows.batch.column("value").is_null().to_numpy(zero_copy_only=False)
-            dropped = rows.mask("_bare")
+            dropped = rows.true_rows("_bare")
             dropped = dropped[nulls[dropped]]
-            rows.add("dropped", BRONZE, dropped)
+            rows.count_rows("dropped", BRONZE, dropped)
         if layout.bronze:
             for name, column in layout.bronze_violated.items():
-                rows.add("violated", f"{BRONZE}/{name}", rows.mask(column))
+                rows.count_rows("violated", f"{BRONZE}/{name}", rows.true_rows(column))
             for table, every in rows.by_topic(layout.bronze.of):
-                at = np.setdiff1d(rows.where(every), dropped) if len(dropped) else every
-                records = _numbered(rows.raw(at), self.work.batch, BRONZE_SCHEMA)
+                at = np.setdiff1d(rows.chosen_rows(every), dropped) if len(dropped) else every
+                records = _with_batch_id(rows.raw_records(at), self.work.batch, BRONZE_SCHEMA)
                 self._count_ages(f"{BRONZE}/{table}", at)
                 self.writer.hold(BRONZE, table, records, by=layout.bronze_by)
         dead = rows.batch.column("_dead")
         if dead.null_count < len(dead):
             parents = pc.list_parent_indices(dead)
             why = dead.flatten()
-            self._dead(rows, parents, [why.field(i) for i in range(4)])
+            self._hold_dead_letters(rows, parents, [why.field(i) for i in range(4)])
 
-    def _dead(self, rows: Rows, at: pa.Array, why: list[pa.Array]) -> None:
+    def _hold_dead_letters(self, rows: Rows, at: pa.Array, why: list[pa.Array]) -> None:
         if self.work.only is not None:
             return
-        dead = pa.RecordBatch.from_arrays([*why, *rows.raw(at).columns], names=DEAD_SCHEMA.names[:-1])
-        self.writer.hold("/dead_letters", self.layout.dead_letters, _numbered(dead, self.work.batch, DEAD_SCHEMA))
+        dead = pa.RecordBatch.from_arrays([*why, *rows.raw_records(at).columns], names=DEAD_SCHEMA.names[:-1])
+        self.writer.hold("/dead_letters", self.layout.dead_letters, _with_batch_id(dead, self.work.batch, DEAD_SCHEMA))
 
-    def _route(self, rows: Rows, route: RouteLabels) -> None:
+    def _land_route(self, rows: Rows, route: RouteLabels) -> None:
         for kind, columns in (
             ("matched", {route.name: route.matched}),
             ("refused", {route.name: route.refused}),
@@ -362,11 +362,11 @@ class _Task:
             ("violated", {f"{route.name}/{name}": column for name, column in route.violated.items()}),
         ):
             for key, column in columns.items():
-                rows.add(kind, key, rows.mask(column))
+                rows.count_rows(kind, key, rows.true_rows(column))
         for target in route.targets:
             if target.bad_name:
-                rows.add("rejected", target.key, rows.mask(target.bad_name))
-            for table, row_numbers, part in groups(rows, target):
+                rows.count_rows("rejected", target.key, rows.true_rows(target.bad_name))
+            for table, row_numbers, part in group_by_table(rows, target):
                 try:
                     self._land_group(rows, target, table, row_numbers, part)
                 except Exception as error:
@@ -382,9 +382,9 @@ class _Task:
         chosen = self._for_only(rows, target, row_numbers)
         if target.held and rows.batch.column(target.held).null_count < rows.batch.num_rows:
             chosen, part = self._quarantine_unmet(rows, target, table, (part, row_numbers))
-        self._land(rows, target, table, chosen, part=part)
+        self._land_in_table(rows, target, table, chosen, part=part)
 
-    def _land(
+    def _land_in_table(
         self,
         rows: Rows,
         target: Target,
@@ -403,14 +403,14 @@ class _Task:
             return
         allowed = self.work.demands.allowed.get(target.key)
         if target.names_in_outbox:
-            at = self._named(rows, target, at)
+            at = self._note_named_tables(rows, target, at)
         elif allowed is not None and table not in allowed:
-            self._refuse(rows, target, rows.where(at), Stage.NAME, target.limit_reason(table))
+            self._refuse_rows(rows, target, rows.chosen_rows(at), Stage.NAME, target.limit_reason(table))
             return
         if target.quarantine and (blocked := self.work.demands.blocked.get(target.place(table))):
             self._to_quarantine(rows, target, at, table, blocked)
             return
-        part = rows.struct(target.rows, at) if part is None else part
+        part = rows.struct_fields(target.rows, at) if part is None else part
         part, at = self._without_conflicts(rows, target, table, (part, at))
         if not part.num_rows:
             return
@@ -423,13 +423,13 @@ class _Task:
             part, at = self._without_conflicts(rows, target, table, (part, at))  # of what orders rows
         # Before the constraints: Arrow cannot evaluate them on a text that is not UTF-8.
         place_of_rows = f"table {whose}" if whose else target.named(table)
-        part, at = self._readable(rows, target, place_of_rows, (owner or target).partition_by, (part, at))
+        part, at = self._refuse_unreadable_rows(rows, target, place_of_rows, (owner or target).partition_by, (part, at))
         if not part.num_rows:
             return
-        part, at = self._satisfying(rows, target, table, (part, at))
+        part, at = self._refuse_violating_rows(rows, target, table, (part, at))
         if not part.num_rows:
             return
-        rows.add("landed", target.key, at)
+        rows.count_rows("landed", target.key, at)
         if not whose:  # rows in a quarantine are not where they belong
             self._count_ages(target.place(table), at)
         demands = self.work.demands
@@ -439,10 +439,10 @@ class _Task:
         kinds |= demands.casts.get(place, {})
         names = set(part.schema.names)
         schema = pa.schema([(name, kind) for name, kind in kinds.items() if name in names])
-        part = _cast(part, schema)
+        part = _cast_columns(part, schema)
         if self.work.traced:
             for name, source in TRACED.items():
-                part = part.append_column(name, rows.batch.column(source).take(pa.array(rows.where(at))))
+                part = part.append_column(name, rows.batch.column(source).take(pa.array(rows.chosen_rows(at))))
         self.writer.hold(target.key, table, part, seen=target.seen, by=target.partition_by)
 
     def _quarantine_unmet(
@@ -450,7 +450,7 @@ class _Task:
     ) -> tuple[_Numbers, pa.RecordBatch | None]:
         """Land the rows that violate an expectation in the quarantine; return the others."""
         part, at = have
-        index = rows.where(at)
+        index = rows.chosen_rows(at)
         allowed = self.work.demands.allowed.get(target.key)
         if allowed is not None and table not in allowed:
             return index, part  # refused as a whole
@@ -469,30 +469,30 @@ class _Task:
         """Land rows for a table in the quarantine of their target, which it has."""
         assert target.quarantine is not None
         assert target.quarantine.table is not None
-        self._land(rows, target.quarantine, target.quarantine.table, at, table, cause, owner=target)
+        self._land_in_table(rows, target.quarantine, target.quarantine.table, at, table, cause, owner=target)
 
     def _for_only(self, rows: Rows, target: Target, at: _Numbers | None) -> _Numbers | None:
         """Return the rows of an outbox that are for the tables in `only`; of other targets all rows."""
         if self.work.only is None or target.merge_by is None:
             return at
         wanted = pa.array(sorted(self.work.only), pa.string())
-        is_wanted = pc.is_in(rows.struct(target.merge_by, at).column(TABLE), value_set=wanted)
-        row_numbers: _Numbers = rows.where(at)[is_wanted.to_numpy(zero_copy_only=False)]
+        is_wanted = pc.is_in(rows.struct_fields(target.merge_by, at).column(TABLE), value_set=wanted)
+        row_numbers: _Numbers = rows.chosen_rows(at)[is_wanted.to_numpy(zero_copy_only=False)]
         return row_numbers
 
-    def _named(self, rows: Rows, target: Target, at: _Numbers | None) -> _Numbers:
+    def _note_named_tables(self, rows: Rows, target: Target, at: _Numbers | None) -> _Numbers:
         """Note the tables that the rows of an outbox name; refuse the rows of tables beyond what the sink may have."""
         allowed = self.work.demands.allowed.get(target.key)
-        index = rows.where(at)
-        tables = rows.struct(str(target.merge_by), at).column(TABLE)
+        index = rows.chosen_rows(at)
+        tables = rows.struct_fields(str(target.merge_by), at).column(TABLE)
         if allowed is not None:
             for table in set(pc.unique(tables).to_pylist()) - allowed:
                 beyond = pc.equal(tables, table).to_numpy(zero_copy_only=False)
-                self._refuse(rows, target, index[beyond], Stage.NAME, target.limit_reason(table))
+                self._refuse_rows(rows, target, index[beyond], Stage.NAME, target.limit_reason(table))
             within = pc.is_in(tables, value_set=pa.array(sorted(allowed), pa.string()))
             tables = tables.filter(within)
             index = index[within.to_numpy(zero_copy_only=False)]
-        rows.name(target.key, pc.unique(tables).to_pylist())
+        rows.note_outbox_tables(target.key, pc.unique(tables).to_pylist())
         return index
 
     def _without_conflicts(
@@ -501,18 +501,18 @@ class _Task:
         """Return rows without the columns that the table has in a type that does not take theirs."""
         for column, reason in self.work.demands.conflicts.get(target.place(table), {}).items():
             if column in have[0].schema.names:
-                have = self._without(rows, target, have, column, f"table {table}: {reason}")
+                have = self._drop_conflicting_column(rows, target, have, column, f"table {table}: {reason}")
         return have
 
-    def _without(
+    def _drop_conflicting_column(
         self, rows: Rows, target: Target, have: tuple[pa.RecordBatch, _Numbers | None], column: str, reason: str
     ) -> tuple[pa.RecordBatch, _Numbers]:
         """Turn the rows that hold a value in a conflicting column into dead letters; drop the column."""
         part, at = have
-        index = rows.where(at)
+        index = rows.chosen_rows(at)
         valued = part.column(column).is_valid().to_numpy(zero_copy_only=False)
         if valued.any():
-            self._refuse(rows, target, index[valued], Stage.SCHEMA, reason)
+            self._refuse_rows(rows, target, index[valued], Stage.SCHEMA, reason)
         kept = part.filter(pa.array(~valued)).drop_columns([column])
         return kept, index[~valued]
 
@@ -525,11 +525,11 @@ class _Task:
         quarantine, a row with a value too wide for its column is a dead letter.
         """
         frozen = self.work.demands.frozen.get(target.place(table), {})
-        narrowed = rows.mask(lost_column(target.narrowed)) if target.narrowed else rows.all[:0]
+        narrowed = rows.true_rows(lost_column(target.narrowed)) if target.narrowed else rows.all[:0]
         if not (frozen or len(narrowed)):
             return have
         part, at = have
-        index = rows.where(at)
+        index = rows.chosen_rows(at)
         lost = np.zeros(part.num_rows, bool)
         for column, kind in frozen.items():
             if column not in part.schema.names:
@@ -548,22 +548,22 @@ class _Task:
             elif cast.too_wide.any():
                 reason = f"table {table}: {too_wide(column, target.schema.field(column).type, kind)}"
                 reason += KEEPS if target.evolution == "evolve" else ""
-                self._refuse(rows, target, index[cast.too_wide], Stage.SCHEMA, reason)
+                self._refuse_rows(rows, target, index[cast.too_wide], Stage.SCHEMA, reason)
                 # Rows, their numbers and the marks of losses stay in step.
                 fits = ~cast.too_wide
                 part = part.filter(pa.array(fits))
                 index = index[fits]
                 lost = lost[fits]
         if target.evolution == "quarantine" and lost.any():
-            rows.add("quarantined", target.place(table), index[lost])
+            rows.count_rows("quarantined", target.place(table), index[lost])
             self._to_quarantine(rows, target, index[lost], table)
             part = part.filter(pa.array(~lost))
             index = index[~lost]
         else:
-            rows.add("frozen", target.key, index[lost | np.isin(index, narrowed)])
+            rows.count_rows("frozen", target.key, index[lost | np.isin(index, narrowed)])
         return part, at if len(index) == have[0].num_rows else index
 
-    def _readable(
+    def _refuse_unreadable_rows(
         self,
         rows: Rows,
         target: Target,
@@ -577,29 +577,29 @@ class _Task:
         that they are for, `partition_by` what that is partitioned by: rows of a quarantine go there one day.
         """
         part, at = have
-        index = rows.where(at)
+        index = rows.chosen_rows(at)
         refused = np.zeros(part.num_rows, bool)
         for values in unreadable_in(part):
             # A row has one dead letter, which names its first such column.
             reason = f"{place}: {values.reason}"
-            self._refuse(rows, target, index[values.rows & ~refused], Stage.SCHEMA, reason)
+            self._refuse_rows(rows, target, index[values.rows & ~refused], Stage.SCHEMA, reason)
             refused |= values.rows
         for name in partition_by:
             if name in part.schema.names:
                 nulled = read_as_null(part.column(name)) & ~refused
                 if nulled.any():
-                    self._refuse(rows, target, index[nulled], Stage.SCHEMA, f"{place}: {name}: {TAKEN_BY_NULL}")
+                    self._refuse_rows(rows, target, index[nulled], Stage.SCHEMA, f"{place}: {name}: {TAKEN_BY_NULL}")
                 refused |= nulled
         if not refused.any():
             return have
         return part.filter(pa.array(~refused)), index[~refused]
 
-    def _satisfying(
+    def _refuse_violating_rows(
         self, rows: Rows, target: Target, table: str, have: tuple[pa.RecordBatch, _Numbers | None]
     ) -> tuple[pa.RecordBatch, _Numbers | None]:
         """Turn the rows that violate a constraint of their table into dead letters: one would keep all others out."""
         part, at = have
-        index = rows.where(at)
+        index = rows.chosen_rows(at)
         for name, node in self.work.demands.constraints.get(target.place(table), {}).items():
             values = cast_to(pa.Table.from_batches([part]), pa.schema(columns_of(node)))
             columns = {column: values.column(column).combine_chunks() for column in values.column_names}
@@ -607,15 +607,15 @@ class _Task:
                 zero_copy_only=False
             )
             if not holds.all():
-                self._refuse(rows, target, index[~holds], Stage.SCHEMA, f"table {table}: {name} does not hold")
+                self._refuse_rows(rows, target, index[~holds], Stage.SCHEMA, f"table {table}: {name} does not hold")
                 part = part.filter(pa.array(holds))
                 index = index[holds]
         return part, at if len(index) == have[0].num_rows else index
 
-    def _refuse(self, rows: Rows, target: Target, at: _Numbers, stage: Stage, reason: str) -> None:
-        rows.add("rejected", target.key, at)
+    def _refuse_rows(self, rows: Rows, target: Target, at: _Numbers, stage: Stage, reason: str) -> None:
+        rows.count_rows("rejected", target.key, at)
         why = [pa.array([text] * len(at), pa.string()) for text in (stage, reason, target.route, target.sink)]
-        self._dead(rows, pa.array(at), why)
+        self._hold_dead_letters(rows, pa.array(at), why)
 
 
 def _with_coordinates(
@@ -626,7 +626,7 @@ def _with_coordinates(
     own_count = len(target.schema) - rows.batch.schema.field(target.rows).type.num_fields
     merge_columns: dict[str, pa.Array] = {}
     if target.merge_by:
-        merge_keys = rows.struct(target.merge_by, at)
+        merge_keys = rows.struct_fields(target.merge_by, at)
         merge_columns = dict(zip(merge_keys.schema.names, merge_keys.columns, strict=True))
     columns: dict[str, pa.Array] = {}
     for name in target.schema.names[:own_count]:
@@ -635,17 +635,17 @@ def _with_coordinates(
         elif name in QUARANTINE_COLUMNS:
             columns[name] = pa.repeat(pa.scalar(values[name], QUARANTINE_COLUMNS[name]), part.num_rows)
         else:
-            columns[name] = rows.batch.column(SOURCES[name]).take(pa.array(rows.where(at)))
+            columns[name] = rows.batch.column(SOURCES[name]).take(pa.array(rows.chosen_rows(at)))
     return pa.RecordBatch.from_arrays([*columns.values(), *part.columns], names=[*columns, *part.schema.names])
 
 
-def _numbered(batch: pa.RecordBatch, number: int, schema: pa.Schema) -> pa.RecordBatch:
+def _with_batch_id(batch: pa.RecordBatch, number: int, schema: pa.Schema) -> pa.RecordBatch:
     """Append the batch id and give the columns the table's types."""
     numbers = pa.array(np.full(batch.num_rows, number, dtype=np.int64))
-    return _cast(pa.RecordBatch.from_arrays([*batch.columns, numbers], names=schema.names), schema)
+    return _cast_columns(pa.RecordBatch.from_arrays([*batch.columns, numbers], names=schema.names), schema)
 
 
-def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def _cast_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     if batch.schema.equals(schema, check_metadata=True):
         return batch
     arrays = []

@@ -102,7 +102,7 @@ class Outboxes:
         self.sinks: dict[str, Sink] = {f"{route}/{name}": sink for route, name, sink in config.all_sinks()}
         self.retention = OutboxRetention(config, self.lake, self.store, self.committers)
 
-    def apply(self, layout: Layout, manifest: Manifest, steps: Steps, *, replay: bool) -> AppliedBatch:
+    def apply_batch(self, layout: Layout, manifest: Manifest, steps: Steps, *, replay: bool) -> AppliedBatch:
         """Give each sink its rows of a batch, unless it has applied them before."""
         targets = {target.key: target for target in layout.targets if target.outbox}
         counts: dict[str, Applied] = {}
@@ -114,7 +114,7 @@ class Outboxes:
             target = targets.get(work.target)
             if target is not None:
                 steps.tell(f"apply {target.key}", 0, 1)  # which one, if it takes long
-                counts[target.key] = before.get(target.key) or self._apply(target, work, manifest, replay)
+                counts[target.key] = before.get(target.key) or self._apply_commit(target, work, manifest, replay)
                 self.committers.applied(work)
             # The batch was decided under a configuration that still had the sink.
             elif work.target in manifest.targets and work.table.startswith(OUTBOX):
@@ -146,7 +146,7 @@ class Outboxes:
                 text = "%s: the rows that wait for tables of %s cannot be merged now, they are with the next batch: %s"
                 log.warning(text, self.config.name, target.key, first_line(error))
 
-    def waiting(self) -> dict[str, str]:
+    def waiting_reasons(self) -> dict[str, str]:
         """Return why rows of this process's batches wait for tables of upserts, by place."""
         places = {}
         for key, backlog in self.merger.waiting.items():
@@ -154,7 +154,7 @@ class Outboxes:
                 places[f"{key}/{table}"] = of_table.why
         return places
 
-    def unapplied(self, manifest: Manifest) -> list[TableCommit]:
+    def unapplied_commits(self, manifest: Manifest) -> list[TableCommit]:
         """Return the commits of a batch whose staged files a sink still has to read."""
         applied = self.store.applied(manifest.batch)
         waiting = {key for key in self.sinks if not self._is_detached(key)} - applied.keys()
@@ -164,7 +164,7 @@ class Outboxes:
                 unapplied.append(work)
         return unapplied
 
-    def deliver(self, key: str, query: str, last: int, rows: DataFrame) -> Applied | None:
+    def deliver_released(self, key: str, query: str, last: int, rows: DataFrame) -> Applied | None:
         """Give rows of an outbox that left the quarantine to their sink, once.
 
         `rows` are those of a query's batches up to the last, as the quarantine has them. They are appended to the
@@ -181,7 +181,7 @@ class Outboxes:
         applied = store.applied(last).get(key)
         if applied is not None:
             return applied
-        work = self._stage(target, query, last, from_json(rows, to_spark_columns(target.schema, ntz=True)))
+        work = self._stage_rows(target, query, last, from_json(rows, to_spark_columns(target.schema, ntz=True)))
         notes = {"router.released": query, "router.up_to_batch": str(last)}
         self.committers.commit((work,), {}, notes)
         if self._is_detached(key):
@@ -189,11 +189,11 @@ class Outboxes:
             return None
         released = replace(self, query=f"{self.config.name}:{run}", store=store, resending=run)
         manifest = Manifest(batch=last, config="", targets=(key,), commits=(work,), partitions=())
-        counts = released._apply(target, work, manifest, replay=False)
+        counts = released._apply_commit(target, work, manifest, replay=False)
         self.committers.applied(work)
         return counts
 
-    def _stage(self, target: Target, query: str, last: int, rows: DataFrame) -> TableCommit:
+    def _stage_rows(self, target: Target, query: str, last: int, rows: DataFrame) -> TableCommit:
         """Stage rows of an outbox in files; return their commit."""
         assert target.table is not None  # an outbox has a name of its own
         folder = f"{STAGING}/{self.config.name}/released/{uuid.uuid4().hex}"
@@ -216,7 +216,7 @@ class Outboxes:
         sink = self.sinks[key]
         return isinstance(sink, ApplyingSink) and sink.detached
 
-    def _apply(self, target: Target, work: TableCommit, manifest: Manifest, replay: bool) -> Applied:
+    def _apply_commit(self, target: Target, work: TableCommit, manifest: Manifest, replay: bool) -> Applied:
         sink = self.sinks[target.key]
         if self._is_detached(target.key) and self.applier.sends:
             return Applied()  # its own query reads them from the outbox
@@ -232,11 +232,11 @@ class Outboxes:
             sink=target.sink,
             replay=replay,
             stop=self.stop,
-            keeps=self.applier.keeper(work.version, target.key),
+            keeps=self.applier.kept_parts(work.version, target.key),
             resending=self.resending,
             guards=self.executors.guarded,
         )
-        return self.applier.apply(sink, work.rows, events, batch)
+        return self.applier.apply_once(sink, work.rows, events, batch)
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ class Applier:
     run: str
     sends: bool = True
 
-    def apply(self, sink: ApplyingSink, rows: int, events: DataFrame, batch: Batch) -> Applied:
+    def apply_once(self, sink: ApplyingSink, rows: int, events: DataFrame, batch: Batch) -> Applied:
         """Give the rows of a batch to its sink, unless that was done."""
         key = f"{batch.route}/{batch.sink}"
         before = self.store.applied(batch.id).get(key)
@@ -264,9 +264,9 @@ class Applier:
         self.store.mark_applied(batch.id, key, counts)
         return counts
 
-    def keeper(self, batch: int, key: str) -> Callable[[str], Parts]:
+    def kept_parts(self, batch: int, key: str) -> Callable[[str], Parts]:
         """Return the parts in which a sink keeps its own rows of a batch."""
-        return keeper(self.lake, str(TransactionId("sink", self.run, *key.split("/"))), batch)
+        return kept_parts(self.lake, str(TransactionId("sink", self.run, *key.split("/"))), batch)
 
     def _call_sink(self, sink: ApplyingSink, rows: int, events: DataFrame, batch: Batch) -> Applied:
         """Call a sink with the rows of a batch; store the dead letters that it returns, and check its counts."""
@@ -314,7 +314,7 @@ class OutboxSink:
         """Return the name of the outbox that rows are sent from."""
         return outbox_of(self.config.name, self.route, self.name)
 
-    def book(self, run: str, version: int, counts: dict[str, Any]) -> None:
+    def book_counts(self, run: str, version: int, counts: dict[str, Any]) -> None:
         """Write the counts of rows into the ledger, once for each version of a run."""
         app_id = str(TransactionId("ledger", f"{self.config.name}:{run}"))
         entry = ledger.LedgerEntry(self.config.ledger, app_id, version)
@@ -322,7 +322,7 @@ class OutboxSink:
         ledger.append(Committers.of(self.config, self.spark, self.lake), entry, [row])
 
 
-def keeper(lake: Lake, owner: str, batch: int) -> Callable[[str], Parts]:
+def kept_parts(lake: Lake, owner: str, batch: int) -> Callable[[str], Parts]:
     """Return the parts in which a sink keeps its own rows of a batch; `owner` is the transaction id of the sink."""
     notes = {"router.sink": owner, "router.sink_batch": str(batch)}
     return lambda table: StagedParts(lake, table, owner, batch, notes)
@@ -399,7 +399,7 @@ def wants_opening(sink: Sink) -> bool:
     return isinstance(sink, ApplyingSink) and type(sink).prepare is not ApplyingSink.prepare
 
 
-def opened(config: Config, spark: SparkSession, folder: Path, memory: Memory, *, trial: bool = False) -> Config:
+def open_sinks(config: Config, spark: SparkSession, folder: Path, memory: Memory, *, trial: bool = False) -> Config:
     """Return the configuration with its sinks prepared; the decoder must be prepared already, in `memory`.
 
     No job runs. With `trial` they change nothing. Raises StartError with route and sink, and OSError if a service is
@@ -413,12 +413,12 @@ def opened(config: Config, spark: SparkSession, folder: Path, memory: Memory, *,
 
     routes = []
     for route in config.routes:
-        openings = {sink: Opening(folder, frame, trial) for sink, frame in _frames(layout, route, spark)}
+        openings = {sink: Opening(folder, frame, trial) for sink, frame in _empty_frames(layout, route, spark)}
         routes.append(_prepare_sinks(route, openings))
     return config.model_copy(update={"routes": tuple(routes)})
 
 
-def _frames(layout: Layout, route: Route, spark: SparkSession) -> Iterator[tuple[str, DataFrame]]:
+def _empty_frames(layout: Layout, route: Route, spark: SparkSession) -> Iterator[tuple[str, DataFrame]]:
     """Yield an empty frame for each outbox of a route."""
     for target in layout.targets:
         if target.outbox and target.route == route.identity:

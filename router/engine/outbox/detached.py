@@ -99,11 +99,11 @@ class DetachedSink(OutboxSink):
             reraise=True,
         )
         try:
-            policy(self._query)
+            policy(self._run_query)
             if isinstance(self.failed, _Stopped):
                 self.failed = None
             if self.once and self.ended is not None:
-                self.tidy(self.ended)
+                self.delete_sent_rows(self.ended)
         except Exception as error:
             self.failed = error
             if self.stop.is_set():
@@ -121,18 +121,18 @@ class DetachedSink(OutboxSink):
         message = "%s, %s: %s; its rows stay in the outbox, trying again in %.0f s, and then after growing pauses"
         log.warning(message, self.config.name, self.key, first_line(error), state.upcoming_sleep)
 
-    def _query(self) -> None:
+    def _run_query(self) -> None:
         self.failed = None
         if not self._wait_for_outbox():
             return
-        self.mend()
+        self.mend_notes()
         session = self.spark.newSession()
         session.conf.set(_WIDENED, "true")
         frame = session.readStream.format("delta").option("maxFilesPerTrigger", _FILES_AT_ONCE)
         # Maintenance compacts an outbox and deletes its old rows: such commits have no new rows.
         frame = frame.option("skipChangeCommits", "true")
         rows = frame.load(self.lake.spark_address(self.outbox))
-        writer = rows.writeStream.queryName(f"{self.config.name}/{self.key}").foreachBatch(self._handle)
+        writer = rows.writeStream.queryName(f"{self.config.name}/{self.key}").foreachBatch(self._handle_batch)
         writer = writer.option("checkpointLocation", self.checkpoint.for_spark(self.place))
         if self.once:
             writer = writer.trigger(availableNow=True)
@@ -141,17 +141,17 @@ class DetachedSink(OutboxSink):
             writer = writer.trigger(processingTime=pause)
         query = writer.start()
         try:
-            self._follow(query)
+            self._follow_query(query)
         finally:
             query.stop()
 
-    def mend(self) -> None:
+    def mend_notes(self) -> None:
         """Repair Spark's notes about the query after a power cut. Raises StartError if a person has to decide."""
         notes = SparkNotes(self.checkpoint, self.place)
         begun = notes.numbers("offsets")
         if notes.damage("metadata"):
             if begun:
-                raise notes.refusal("metadata", "It says which run of the sink this is", self._way)
+                raise notes.refusal("metadata", "It says which run of the sink this is", self._recovery_hint)
             notes.mend("metadata", None, "the sink has got nothing, and a new run begins")
         notes.mend_commits()
         # A note can be deleted only if nothing of its batch was sent: else the batch would get other rows.
@@ -161,11 +161,11 @@ class DetachedSink(OutboxSink):
                 return
             run = json.loads(notes.text("metadata") or "{}").get("id", "")
             if self._may_have_got(run, batch, notes):
-                raise notes.refusal(path, f"It says which rows are in batch {batch} of the sink", self._way)
+                raise notes.refusal(path, f"It says which rows are in batch {batch} of the sink", self._recovery_hint)
             notes.mend(path, None, f"the sink has got nothing of batch {batch}, and its rows are read again")
 
     @property
-    def _way(self) -> str:
+    def _recovery_hint(self) -> str:
         folder = f"{self.checkpoint.root}/{self.place}"
         again = "run with --accept duplicates to send the whole outbox again"
         return f"Restore it from a copy; or delete {folder} and {again}"
@@ -177,7 +177,7 @@ class DetachedSink(OutboxSink):
         owner = TransactionId("sink", f"{self.config.name}:{run}", self.route, self.name)
         return has_parts(self.lake, str(owner), batch)
 
-    def _follow(self, query: StreamingQuery) -> None:
+    def _follow_query(self, query: StreamingQuery) -> None:
         """Return when the query has ended, or once `stop` is set and no batch runs; raise its error if it failed."""
         try:
             while not query.awaitTermination(_POLL_SECONDS):  # type: ignore[arg-type] # it takes fractions
@@ -199,17 +199,17 @@ class DetachedSink(OutboxSink):
                 return False
         return True
 
-    def _handle(self, events: DataFrame, number: int) -> None:
+    def _handle_batch(self, events: DataFrame, number: int) -> None:
         with self.busy:
             try:
                 if self.stop.is_set():
                     raise _Stopped
-                self._process(events, number)
+                self._process_batch(events, number)
             except BaseException as error:
                 self.failed = error
                 raise
 
-    def _process(self, events: DataFrame, number: int) -> None:
+    def _process_batch(self, events: DataFrame, number: int) -> None:
         started = time.monotonic()
         run = self.spark.sparkContext.getLocalProperty("sql.streaming.queryId")
         assert run is not None  # Spark sets it for the thread of every streaming query
@@ -225,11 +225,11 @@ class DetachedSink(OutboxSink):
             sink=self.name,
             replay=replay,
             stop=self.stop,
-            keeps=applier.keeper(number, self.key),
+            keeps=applier.kept_parts(number, self.key),
             guards=self.executors.guarded,
         )
-        counts = applier.apply(self.sink, events.count(), events, batch)
-        self.book(run, number, {"batch_id": number, **ledger.of_sink(self.key, counts)})
+        counts = applier.apply_once(self.sink, events.count(), events, batch)
+        self.book_counts(run, number, {"batch_id": number, **ledger.of_sink(self.key, counts)})
         if self.sent:
             self.sent(self.key, counts)
         self._log_batch(number, counts, time.monotonic() - started)
@@ -241,9 +241,9 @@ class DetachedSink(OutboxSink):
             log.info("%s, %s: batch %d has come through: the trouble is over", self.config.name, self.key, number)
         if time.monotonic() - self.tidied > TIDY_SECONDS:
             self.tidied = time.monotonic()
-            self.tidy(number)
+            self.delete_sent_rows(number)
 
-    def tidy(self, number: int) -> None:
+    def delete_sent_rows(self, number: int) -> None:
         """Delete rows of the outbox older than `outbox_retention` that batch `number` or earlier ones have dealt with.
 
         Rows that the sink has parked stay.
@@ -282,7 +282,7 @@ class DetachedSink(OutboxSink):
         return f"detached/{self.key.replace('/', '__')}"
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Return whether the query's checkpoint has the offsets of any batch."""
         offsets = fs.FileSelector(f"{self.place}/offsets", allow_not_found=True)
         return any(entry.base_name.isdecimal() for entry in self.checkpoint.files.get_file_info(offsets))
@@ -330,12 +330,12 @@ class DetachedSinks:
             )
         return cls(tuple(detached))
 
-    def check(self, accept: Accepted) -> None:
+    def check_checkpoints(self, accept: Accepted) -> None:
         """Raise StartError if the ledger has sent rows of an outbox and no checkpoint says which."""
         if "duplicates" in accept:
             return
         for sink in self.sinks:
-            if sink.begun:
+            if sink.has_begun:
                 continue
             sent = ledger.sent(sink.lake, sink.config, sink.key)
             if sent:

@@ -62,7 +62,7 @@ class OutboxRetention:
         """Tidy the outboxes of a batch's sinks if it is time. Call it when each sink has applied all rows."""
         self.targets = tuple(targets)
         if time.monotonic() - self.tidied > TIDY_SECONDS:
-            self.tidy()
+            self.delete_old_rows()
         elif time.monotonic() - self.joined > JOINED_SECONDS:
             self._delete_joined_files()
 
@@ -82,14 +82,14 @@ class OutboxRetention:
             except (DeltaError, OSError, TableError) as error:
                 log.warning("%s: its joined files could not be deleted: %s", table, first_line(error))
 
-    def tidy(self) -> None:
+    def delete_old_rows(self) -> None:
         """Delete the rows of outboxes whose record is older than `outbox_retention`."""
         self.tidied = time.monotonic()
         before = datetime.now(timezone.utc) - interval(self.config.outbox_retention)
         for target in self.targets:
             table = str(target.table)
             try:
-                deleted = self._delete(target, table, before)
+                deleted = self._delete_from_outbox(target, table, before)
                 if deleted:
                     log.info("%s: %d rows are older than %s", table, deleted, self.config.outbox_retention)
             except TableError as error:
@@ -97,7 +97,7 @@ class OutboxRetention:
             except Exception as error:  # whatever Spark raises about what a sink has parked concerns this outbox only
                 log.warning("%s: its old rows could not be deleted: %s", table, first_line(error))
 
-    def _delete(self, target: Target, table: str, before: datetime) -> int:
+    def _delete_from_outbox(self, target: Target, table: str, before: datetime) -> int:
         """Delete old rows of an outbox, except a backlog and parked ones; return their number."""
         deletable = "true"
         backlog = sorted(BacklogStore(self.store, target.key).now())
@@ -143,13 +143,13 @@ def not_parked(sink: ApplyingSink, batch: Batch, spark: SparkSession, lake: Lake
     Rows of the same source partition between two parked ones stay with them. `batch` names the sink.
     """
 
-    def read(table: str) -> DataFrame | None:
+    def read_outbox(table: str) -> DataFrame | None:
         if lake.open(table) is None:
             return None
         return spark.read.format("delta").load(lake.spark_address(table))
 
     try:
-        set_aside = sink.set_aside(batch, read)
+        set_aside = sink.set_aside(batch, read_outbox)
     except NotImplementedError:  # it parks nothing
         return "true"
     if set_aside is None:
@@ -159,13 +159,13 @@ def not_parked(sink: ApplyingSink, batch: Batch, spark: SparkSession, lake: Lake
     conditions = []
     for row in spans.collect():  # a row per source partition
         conditions.append(
-            f"NOT (_topic = {_text(row['topic'])} AND _partition = {row['partition']} "
+            f"NOT (_topic = {_sql_text(row['topic'])} AND _partition = {row['partition']} "
             f"AND _offset BETWEEN {row['first']} AND {row['last']})"
         )
     return " AND ".join(conditions) or "true"
 
 
-def _text(value: str) -> str:
+def _sql_text(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 

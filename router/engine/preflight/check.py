@@ -25,7 +25,7 @@ from router.engine.label.layout import BRONZE_SCHEMA, DEAD_SCHEMA, with_order_co
 from router.engine.label.planner import Planner, decoding_of, stages_in_words
 from router.engine.label.route import CONDITIONS, RoutePlanner, no_condition
 from router.engine.lookup.loading import Lookups
-from router.engine.outbox.apply import opened
+from router.engine.outbox.apply import open_sinks
 from router.engine.preflight.lake_changes import LakeChanges
 from router.engine.source import source
 from router.engine.spark.session import build_session
@@ -123,7 +123,7 @@ def _analyse(
     def plan(config: Config) -> Stages:
         planned = Planner(config, config.decode, memory=memory, quiet=True, at_start=True).plan(raw)
         targets.update({target.key: target for target in planned.layout.targets})
-        opened(config, session, preparation.folder, memory, trial=True)
+        open_sinks(config, session, preparation.folder, memory, trial=True)
         return planned.stages
 
     if not faults:

@@ -33,7 +33,7 @@ from router.delta.table_cache import SparkTable
 from router.engine.batch import Batches
 from router.engine.decision import tables_of
 from router.engine.destination import Destination
-from router.engine.outbox.apply import opened
+from router.engine.outbox.apply import open_sinks
 from router.engine.reprocess.context import Reprocessing
 from router.engine.reprocess.records import BronzeRecords, RecordRange, records_of_topic
 from router.engine.reprocess.run import NamedRun
@@ -203,7 +203,7 @@ class Backfill(Reprocessing):
         config = self.config.with_sinks(_writes_tables)
         if not config.routes:
             raise StartError(f"no sink of {self.config.name} writes a table")
-        config = opened(config, self.spark, self.context.folder, self.context.memory)
+        config = open_sinks(config, self.spark, self.context.folder, self.context.memory)
         tables = tables_of(config, self.spark, self.lake)
         destination = BackfillDestination(config, run.name, self.lake, tables)
         batches = Batches(

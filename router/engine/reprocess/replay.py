@@ -31,7 +31,7 @@ from router.engine.balance import total
 from router.engine.batch import Batches
 from router.engine.decision import BatchDecider
 from router.engine.destination import Destination
-from router.engine.outbox.apply import REPLAYED, mark_replayed, opened
+from router.engine.outbox.apply import REPLAYED, mark_replayed, open_sinks
 from router.engine.quarantine.table import blocked_places
 from router.engine.reprocess.context import Reprocessing
 from router.engine.reprocess.records import BronzeRecords, are_near, delta_rows
@@ -319,7 +319,7 @@ class DeadLetterReplay(Reprocessing):
         commits = destination.chosen(decision, 0)
         for commit in commits:
             self.lake.delete(*(file.path for file in commit.files))
-        decider.landing.discard(decision.landed)
+        decider.landing.discard_files(decision.landed)
         outcome = self._outcome(run, counted, 0, commits, decision.partitions)
         self.lake.delete(still_path(destination.folder, 0))
         return outcome
@@ -459,7 +459,7 @@ class DeadLetterReplay(Reprocessing):
 
     def _batches(self, run: NamedRun[DeadLetterChoice], scope: Scope) -> Batches:
         try:
-            config = opened(_config_of(scope, self.config), self.spark, self.context.folder, self.context.memory)
+            config = open_sinks(_config_of(scope, self.config), self.spark, self.context.folder, self.context.memory)
         except OSError as error:
             raise StartError(f"{error}; try again when it is back") from error
         return Batches(

@@ -17,7 +17,7 @@ from router.api.sinks import ApplyingSink, Batch, Opening
 from router.delta.transaction_id import TransactionId
 from router.engine import ledger
 from router.engine.label.layout import COORDINATES
-from router.engine.outbox.apply import OutboxSink, append_dead_letters, keeper, mark_replayed
+from router.engine.outbox.apply import OutboxSink, append_dead_letters, kept_parts, mark_replayed
 from router.engine.reprocess.records import delta_rows
 from router.engine.reprocess.run import NamedRun
 from router.engine.spark.executors import refusal
@@ -200,7 +200,7 @@ class Resender(OutboxSink):
         if resent.refused is not None:
             query = f"{self.config.name}:{name}"
             append_dead_letters(resent.refused, rows.events, batch, self.lake, self.config.dead_letters, query)
-        self.book(name, 0, ledger.of_replay(self.key, resent))
+        self.book_counts(name, 0, ledger.of_replay(self.key, resent))
         self._mark_dead_letters(name, rows, batch)
 
     def _mark_dead_letters(self, name: str, rows: ReplayRows, batch: Batch) -> None:
@@ -225,7 +225,7 @@ class Resender(OutboxSink):
             sink=self.name,
             replay=True,
             stop=self.stop,
-            keeps=keeper(self.lake, str(owner), 0),
+            keeps=kept_parts(self.lake, str(owner), 0),
             resending=name,
             guards=self.executors.guarded,
         )

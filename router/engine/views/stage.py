@@ -20,7 +20,7 @@ from router.api.columns import quoted
 from router.delta.parquet_writer import attempt
 from router.delta.staged_files import StagedFile
 from router.delta.unreadable_values import unreadable_in
-from router.engine.land.task import GATHERED, gathered
+from router.engine.land.task import GATHERED, gather_batches
 from router.engine.views.row_hash import row_hash
 from router.table_names import folded
 from router.templates import parse_template
@@ -124,7 +124,7 @@ def _staging_task(staging: Staging, columns: list[str], target: str, number: int
         writer = staging.writer(number, attempt())
         tables: dict[str, StagedTable] = defaultdict(StagedTable)
         try:
-            for batch in gathered(batches, min(GATHERED, staging.buffer_bytes // 2)):
+            for batch in gather_batches(batches, min(GATHERED, staging.buffer_bytes // 2)):
                 kept = _check(batch, checks, tables)
                 for table, rows, hash_sum in _by_table(kept, columns):
                     tables[table].add_rows(rows.num_rows, hash_sum)

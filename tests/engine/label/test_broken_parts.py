@@ -182,7 +182,7 @@ def test_a_sink_that_returns_no_outcome_is_named(spark: SparkSession, lake: Lake
     applier = Applier(lake, CheckpointStore(lake, "run"), "ops.dead", "games:run")
 
     with pytest.raises(SinkError) as error:
-        applier.apply(sink, 1, spark.range(1), Batch("games", 0, "italy", "unprepared"))
+        applier.apply_once(sink, 1, spark.range(1), Batch("games", 0, "italy", "unprepared"))
 
     assert error.value.what == "apply() returned NoneType; it must return an Outcome"
 

@@ -39,7 +39,7 @@ def test_each_table_has_the_ages_of_its_records() -> None:
     some = ages.of_rows(np.array([1, 2]))
     assert sum(some.counts) == 2
     assert some.newest == pytest.approx(NOW.timestamp() - 3)
-    assert TableAges.of(json.loads(json.dumps(asdict(some)))) == some
+    assert TableAges.from_report(json.loads(json.dumps(asdict(some)))) == some
 
 
 def test_records_without_a_time_have_no_age() -> None:

@@ -197,7 +197,7 @@ def test_an_outbox_that_cannot_be_read_holds_up_its_backlog_only(
     assert query.rows("silver.hearts", "gamer") == [{"gamer": "a"}, {"gamer": "b"}, {"gamer": "c"}]
     assert query.rows("silver.poker", "gamer") == [{"gamer": "a"}]
     assert f"5 rows wait for silver.uno: the outbox {outbox} cannot be read" in caplog.text
-    assert "cannot be read" in query.batches.outboxes.waiting()[f"{KEY}/silver.gin"]
+    assert "cannot be read" in query.batches.outboxes.waiting_reasons()[f"{KEY}/silver.gin"]
 
     for path, content in contents.items():
         path.write_bytes(content)

@@ -100,7 +100,7 @@ def test_a_struct_in_a_map_gains_fields(
     outboxes = query.batches.outboxes
     (target,) = [target for target in layout_of(outboxes.config, spark, LearntSchemas()).targets if target.outbox]
     assert query.content(outbox).num_rows == 6
-    assert outboxes.retention._delete(target, outbox, BEGIN) == 1
+    assert outboxes.retention._delete_from_outbox(target, outbox, BEGIN) == 1
     assert query.content(outbox).num_rows == 5
 
 

@@ -272,7 +272,7 @@ def test_a_run_can_be_stopped_while_spark_plans_a_first_batch(loft: Loft, monkey
     loft.comes(1)
     loft.run()
     status: Any = StreamingQuery.status
-    follow = detached.DetachedSink._follow
+    follow = detached.DetachedSink._follow_query
     stop, began = threading.Event(), threading.Event()
 
     def note_that_it_began(sink: detached.DetachedSink, query: StreamingQuery) -> None:
@@ -283,7 +283,7 @@ def test_a_run_can_be_stopped_while_spark_plans_a_first_batch(loft: Loft, monkey
     with monkeypatch.context() as patch:
         planning = property(lambda query: {**status.fget(query), "isTriggerActive": True})
         patch.setattr(StreamingQuery, "status", planning)
-        patch.setattr(detached.DetachedSink, "_follow", note_that_it_began)
+        patch.setattr(detached.DetachedSink, "_follow_query", note_that_it_began)
         running.start()
         began.wait(PATIENCE)
         stop.set()
@@ -307,7 +307,7 @@ def test_a_batch_that_begins_while_its_query_is_stopped_is_no_failure(
     running()
     (loft.folder / "storm").unlink()
     stop, refused = threading.Event(), threading.Event()
-    handle, stop_query = detached.DetachedSink._handle, StreamingQuery.stop
+    handle, stop_query = detached.DetachedSink._handle_batch, StreamingQuery.stop
 
     def stop_at_once(sink: detached.DetachedSink, query: StreamingQuery) -> None:
         stop.set()
@@ -324,8 +324,8 @@ def test_a_batch_that_begins_while_its_query_is_stopped_is_no_failure(
         stop_query(query)
 
     with monkeypatch.context() as patch:
-        patch.setattr(detached.DetachedSink, "_follow", stop_at_once)
-        patch.setattr(detached.DetachedSink, "_handle", note_the_end)
+        patch.setattr(detached.DetachedSink, "_follow_query", stop_at_once)
+        patch.setattr(detached.DetachedSink, "_handle_batch", note_the_end)
         patch.setattr(StreamingQuery, "stop", stop_late)
         loft.run(trigger=Trigger(continuous=True), stop=stop)
 

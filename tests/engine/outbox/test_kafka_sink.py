@@ -18,7 +18,7 @@ from router import Sink, StartError
 from router.config.loader import load
 from router.config.models import Route
 from router.engine.checkpoint_store import LearntSchemas
-from router.engine.outbox.apply import opened
+from router.engine.outbox.apply import open_sinks
 from router.engine.stream import RunOptions, run
 from router.registry import load_registry
 from router.testing import check_applying_sink
@@ -57,7 +57,7 @@ def begin(request: pytest.FixtureRequest, make_query: Any, spark: SparkSession, 
         sink = load_registry().resolve(Sink, {"kafka": options})
         route = Route(name="bets", match=Where(sql=match), select=select, sinks=(sink,))
         query = make_query(tmp_path, commit=getattr(request, "param", "auto"), decode=Events(ddl=DDL), routes=(route,))
-        return query.restarted(routes=opened(query.config, spark, tmp_path, LearntSchemas()).routes)
+        return query.restarted(routes=open_sinks(query.config, spark, tmp_path, LearntSchemas()).routes)
 
     return begin
 

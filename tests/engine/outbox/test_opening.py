@@ -9,7 +9,7 @@ import pytest
 from router import ApplyingSink, Batch, Opening, Outcome, SinkError, StartError, TableError
 from router.config.models import Config, Route
 from router.engine.checkpoint_store import LearntSchemas
-from router.engine.outbox.apply import opened
+from router.engine.outbox.apply import open_sinks
 from router.engine.retryable_errors import passing
 from tests.engine.parts import Copy, Events, Fixed, Where
 from tests.engine.query import SOURCE
@@ -46,7 +46,7 @@ def config(*sinks: Any, select: tuple[str, ...] = ("event.*",)) -> Config:
 
 def test_a_sink_sees_the_columns_it_will_get(spark: SparkSession, tmp_path: Path) -> None:
     """Without it a schema that does not fit is found out by the first batch."""
-    made = opened(config(Fixed(name="silver.t"), Picky(), Copy(to="x")), spark, tmp_path, LearntSchemas())
+    made = open_sinks(config(Fixed(name="silver.t"), Picky(), Copy(to="x")), spark, tmp_path, LearntSchemas())
 
     table, picky, copy = made.routes[0].sinks
     assert (table.part_name, copy) == ("fixed", Copy(to="x"))
@@ -58,14 +58,14 @@ def test_a_sink_sees_the_columns_it_will_get(spark: SparkSession, tmp_path: Path
 def test_a_sink_that_refuses_to_start_is_named(spark: SparkSession, tmp_path: Path) -> None:
     """Without it nobody knows which of forty sinks is meant."""
     with pytest.raises(StartError, match="route all, sink picky_2: field x: it is not there"):
-        opened(config(Picky(), Picky(wants="x")), spark, tmp_path, LearntSchemas())
+        open_sinks(config(Picky(), Picky(wants="x")), spark, tmp_path, LearntSchemas())
 
 
 def test_a_configuration_without_such_sinks_is_left_alone(spark: SparkSession, tmp_path: Path) -> None:
     """Without it every start plans its batches twice."""
     plain = config(Fixed(name="silver.t"), Copy(to="x"))
 
-    assert opened(plain, spark, tmp_path, LearntSchemas()) is plain
+    assert open_sinks(plain, spark, tmp_path, LearntSchemas()) is plain
 
 
 def test_what_is_away_at_the_start_passes(spark: SparkSession, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_what_is_away_at_the_start_passes(spark: SparkSession, tmp_path: Path) -
     (tmp_path / "gone").touch()
 
     with pytest.raises(ConnectionError) as caught:
-        opened(config(Picky(away="gone")), spark, tmp_path, LearntSchemas())
+        open_sinks(config(Picky(away="gone")), spark, tmp_path, LearntSchemas())
     assert passing(caught.value)
 
 

@@ -197,7 +197,7 @@ def test_the_task_of_a_sink_that_lacks_something_is_refused_in_a_sentence(lake, 
             return Outcome(1)
 
     with pytest.raises(StartError, match=r"an executor cannot work: .*elsewhere is not the driver's lake"):
-        Applier(lake, CheckpointStore(lake, "run"), "ops.dead", "games:run").apply(Sends(), 1, None, batch)
+        Applier(lake, CheckpointStore(lake, "run"), "ops.dead", "games:run").apply_once(Sends(), 1, None, batch)
 
 
 def test_every_job_of_a_sink_that_comes_with_the_router_looks_at_its_executors():

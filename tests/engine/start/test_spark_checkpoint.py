@@ -14,7 +14,7 @@ from router.api.sinks import Applied
 from router.config.loader import load
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore, Manifest, QueryNote
-from router.engine.outbox.apply import keeper
+from router.engine.outbox.apply import kept_parts
 from router.engine.outbox.detached import DetachedSink
 from router.engine.spark.executors import Executors
 from router.engine.start.spark_checkpoint import (
@@ -241,7 +241,7 @@ def own(sink: DetachedSink) -> SparkNotes:
 def test_a_batch_that_its_sink_has_not_got_is_read_again(detached: DetachedSink) -> None:
     """Without it a power cut stops a detached sink for good."""
     detached.checkpoint.write(f"{detached.place}/offsets/1", b"v1")
-    detached.mend()
+    detached.mend_notes()
     assert own(detached).numbers("offsets") == [0]
 
 
@@ -250,7 +250,7 @@ def sent(sink: DetachedSink) -> None:
 
 
 def begun(sink: DetachedSink) -> None:
-    keeper(sink.lake, "games:run-7/r/s", 1)("ops.receipts").write(pa.table({"n": [1]}))
+    kept_parts(sink.lake, "games:run-7/r/s", 1)("ops.receipts").write(pa.table({"n": [1]}))
 
 
 def ended(sink: DetachedSink) -> None:
@@ -265,7 +265,7 @@ def test_a_batch_that_its_sink_may_have_got_is_not_read_again(
     got(detached)
     detached.checkpoint.write(f"{detached.place}/offsets/1", b"")
     with pytest.raises(StartError, match=r"detached/r__s/offsets/1 is damaged: it is empty.*--accept duplicates"):
-        detached.mend()
+        detached.mend_notes()
 
 
 def test_the_end_of_a_sinks_batch_is_noted_again(detached: DetachedSink) -> None:
@@ -273,7 +273,7 @@ def test_the_end_of_a_sinks_batch_is_noted_again(detached: DetachedSink) -> None
     ended(detached)
     for batch in (0, 1):
         detached.checkpoint.write(f"{detached.place}/commits/{batch}", b"")
-    detached.mend()
+    detached.mend_notes()
     assert own(detached).numbers("commits") == [0]
     assert own(detached).text("commits/0") == NO_WATERMARK
 
