@@ -121,7 +121,7 @@ def discard(waiting: _Waiting, yes: bool, as_json: bool) -> None:
 
     Of this, `release` and `approve` the last one counts, until a stream has begun to carry out another.
     """
-    from router.engine.quarantine.table import approve
+    from router.engine.quarantine.table import write_approval
 
     if as_json and not yes:
         raise click.UsageError("--json asks nothing: it needs --yes")
@@ -129,7 +129,7 @@ def discard(waiting: _Waiting, yes: bool, as_json: bool) -> None:
     if waiting.rows and not yes:
         click.confirm("Make these rows dead letters?", abort=True)
     for quarantined in waiting.rows:
-        approve(waiting.store, quarantined, discard=True)
+        write_approval(waiting.store, quarantined, discard=True)
         deciding.note("will be dead letters", quarantined.place, quarantined.rows)
     deciding.end()
 
@@ -152,7 +152,7 @@ class _Waiting:
     def read(cls, config: Config, route: str | None, patterns: tuple[str, ...]) -> _Waiting:
         """Read what waits, of a route if one is named, and for the tables that match a pattern if there are any."""
         from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
-        from router.engine.quarantine.table import pending_releases, quarantined
+        from router.engine.quarantine.table import list_quarantined, pending_releases
 
         lake, checkpoint = lake_and_checkpoint(config)
         store = CheckpointStore(checkpoint)
@@ -161,7 +161,7 @@ class _Waiting:
         def is_chosen(place: Place) -> bool:
             return identity in (None, place.route) and (not patterns or matches(place.table, patterns))
 
-        chosen = [rows for rows in quarantined(config, lake) if is_chosen(rows.place)]
+        chosen = [rows for rows in list_quarantined(config, lake) if is_chosen(rows.place)]
         with_rows = {rows.place for rows in chosen}
         blocked = [note.place for note in pending_releases(store, "blocked") if is_chosen(note.place)]
         without_rows = [place for place in blocked if place not in with_rows]
@@ -236,13 +236,13 @@ class _Deciding:
 
     def approve(self, rows: list[Quarantined]) -> None:
         """Approve what can be; remember what cannot."""
-        from router.engine.quarantine.table import approve
+        from router.engine.quarantine.table import write_approval
 
         for quarantined in rows:
             if quarantined.change.conflicts:
                 self.conflicting.append(quarantined)
                 continue
-            approve(self.waiting.store, quarantined)
+            write_approval(self.waiting.store, quarantined)
             self.note("approved", quarantined.place, quarantined.rows)
 
     def end(self) -> None:

@@ -122,7 +122,7 @@ class Batches:
         # The notes of blocked tables are read with delta-rs, which `commit: spark` must not use.
         if not self.committers.only_spark:
             self.quarantine.note_again()
-        self.decider.forget_released(self.quarantine.blocked())
+        self.decider.forget_released(self.quarantine.blocked_reasons())
         by_spark = self.spark if self.committers.only_spark else None
         self.ordinal = ordinal_of(self.store, self.lake, config.ledger, by_spark=by_spark)
         self.numbers = RecordNumbers(
@@ -146,7 +146,7 @@ class Batches:
 
         # Some tables may have been released since the last batch.
         if self.decider.demands.blocked:
-            self.decider.forget_released(self.quarantine.blocked())
+            self.decider.forget_released(self.quarantine.blocked_reasons())
         frozen_before = self.decider.demands.frozen
         decision = self._land_and_decide(raw, plan, steps)  # 4 land, 5 decide
         self._log_frozen_columns(decision.plan.layout, frozen_before)
@@ -248,7 +248,7 @@ class Batches:
             commit for commit in manifest.commits if not self._is_done(commit, tables[commit.table], manifest)
         ]
         # The sink of an outbox reads the staged files after their commit, so those must still be there as well.
-        missing = self.committers.missing([*unfinished, *self.outboxes.unapplied_commits(manifest)])
+        missing = self.committers.missing_files([*unfinished, *self.outboxes.unapplied_commits(manifest)])
         if not missing:
             return manifest
 
@@ -272,7 +272,7 @@ class Batches:
     def _is_done(self, commit: TableCommit, table: Any, manifest: Manifest) -> bool:
         """Return whether the rows of a commit are in their table, or in the quarantine."""
         if commit.place in manifest.quarantined:
-            return self.quarantine.has(commit)
+            return self.quarantine.has_rows_of(commit)
         if table is None or isinstance(table, TableError):
             return False
         return is_committed(table, commit)
@@ -299,13 +299,13 @@ class Batches:
                 conflicts=demands.conflicts,
                 allowed={key: sorted(names) for key, names in demands.allowed.items()},
                 frozen=frozen_as_text(demands.frozen),
-                lookups=self.decider.planner.lookups.versions(),
+                lookups=self.decider.planner.lookups.loaded_versions(),
                 quarantined=self._outboxes_behind_quarantine(commits),
                 topic_ids=dict(self.topics.noted) if self.topics else {},
                 held_topics=tuple(sorted(self.topics.held)) if self.topics else (),
             )
             with steps.step("manifest"):
-                self.quarantine.block(demands.blocked)
+                self.quarantine.note_blocked(demands.blocked)
                 self.store.decide(manifest, new=new)
         except (BatchError, RunningError, StartError):
             self.decider.landing.discard_files(decision.landed)
@@ -315,7 +315,7 @@ class Batches:
     def _faults_of_size(self, decision: BatchDecision) -> list[str]:
         """Return why a batch must not be committed: the quarantine would get larger than it may be."""
         most = self.config.quarantine.at_most
-        size = self.quarantine.size(decision.landed.files)
+        size = self.quarantine.total_bytes(decision.landed.files)
         if size <= most:
             return []
         what = f"the quarantine would have {size:,} bytes of {most:,} that it may have (`quarantine: at_most`)"
@@ -358,9 +358,9 @@ class Batches:
         if not tables:
             tables = self.tables.readable({commit.table for commit in commits})
         tell = partial(steps.tell, "commit", of=len(commits))
-        _, failed = self.committers.attempt(commits, tables, manifest.notes(self.query), tell)
+        _, failed = self.committers.attempt_commits(commits, tables, manifest.notes(self.query), tell)
         failed_tables = {error.table for error in failed}
-        self.decider.evolution.committed([commit for commit in commits if commit.table not in failed_tables])
+        self.decider.evolution.note_committed([commit for commit in commits if commit.table not in failed_tables])
         return failed
 
     def _quarantine(self, manifest: Manifest, failed: list[TableError], layout: Layout) -> Manifest:
@@ -385,11 +385,11 @@ class Batches:
         if failed:
             demands = self.decider.demands
             self.decider.demands = replace(demands, blocked={**manifest.quarantined, **demands.blocked})
-            self.quarantine.block(self.decider.demands.blocked)
+            self.quarantine.note_blocked(self.decider.demands.blocked)
             self.store.decide(manifest)
         for commit in manifest.commits:
-            if commit.place in manifest.quarantined and not self.quarantine.has(commit):
-                self.quarantine.take(commit, manifest)
+            if commit.place in manifest.quarantined and not self.quarantine.has_rows_of(commit):
+                self.quarantine.take_rows(commit, manifest)
         return manifest
 
     def _count_try(self, manifest: Manifest, commits: list[TableCommit], error: TableError) -> Manifest:

@@ -152,7 +152,7 @@ class BatchDecider:
     def forget_released(self, blocked: dict[str, str]) -> None:
         """Replace the blocked tables, by place, by those of now: some may have been released."""
         for place in self.demands.blocked.keys() - blocked.keys():
-            self.evolution.committed_batches.forget(place.rpartition("/")[2])
+            self.evolution.committed_batches.forget_table(place.rpartition("/")[2])
         self.demands = replace(self.demands, blocked=blocked)
 
     def land_and_decide(self, plan: Plan, steps: Steps, destination: Destination) -> BatchDecision:
@@ -231,7 +231,7 @@ class BatchDecider:
         for partition in counted:
             quarantined.update(partition.quarantined)
         with steps.step("decide"):
-            decision = self.evolution.decide(
+            decision = self.evolution.decide_commits(
                 layout=plan.layout,
                 files=landed.files,
                 demands=self.demands,

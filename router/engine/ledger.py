@@ -273,7 +273,7 @@ def append(
         columns=to_delta(SCHEMA),
         added=added,
     )
-    if not committers.commit((commit,), {entry.table: table}, {}):
+    if not committers.commit_all((commit,), {entry.table: table}, {}):
         lake.files.delete_file(file.path)
 
 

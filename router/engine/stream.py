@@ -388,7 +388,7 @@ class _StreamRun:
         self._release()
         self.planner = self.planner or Planner(self.config, self.config.decode, memory=self._memory, at_start=True)
         self.planner.check_routes()
-        self.planner.lookups.load(self.spark)  # waits for a table that is unavailable, before anything is read
+        self.planner.lookups.load_missing(self.spark)  # waits for a table that is unavailable, before anything is read
         query = self._started(begin)
         if not self.trouble.kind:  # else each try would have this line
             log.info("%s: reading %s", self.config.name, source.display_name(self.config))

@@ -78,7 +78,7 @@ class StreamDestination(Destination):
             done.manifest, done.applied, done.blocked, merged=done.merged, committed_by=done.committed_by
         )
         if self.config.register_tables:
-            self.catalog.register(done.tables)
+            self.catalog.register_tables(done.tables)
         # Refreshes run while the stream does: these are the tables that one of them has written since.
         refreshed: set[str] = set()
         if self.views:

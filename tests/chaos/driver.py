@@ -120,7 +120,7 @@ def _die_before_quarantine(batch: int, victim: str) -> None:
             raise TableError(BLOCKED, "it takes no rows in this test")
 
     _around(committers.Committers, "_commit_table", before=refuse)
-    _around(quarantine.Quarantine, "take", before=lambda *_: kill(victim))
+    _around(quarantine.Quarantine, "take_rows", before=lambda *_: kill(victim))
 
 
 def _die_in_merges(point: str, batch: int) -> None:

@@ -28,7 +28,7 @@ from router.config.models import Metrics, Ui
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.ledger import SCHEMA as LEDGER
-from router.engine.quarantine.table import PendingRelease, Place, write
+from router.engine.quarantine.table import PendingRelease, Place, write_pending
 from router.engine.start.run_lock import alone
 from router.engine.status.board import StatusBoard
 from router.engine.status.server import StatusServer
@@ -345,7 +345,7 @@ def test_a_stream_that_has_ended_is_down(run: Run, board: StatusBoard) -> None:
 def test_a_stream_that_is_down_has_left_what_it_did(run: Run, checkpoint: Lake) -> None:
     """Without it nobody knows since when nothing comes, for the stream cannot be asked."""
     book(read_rows(500), {"route": "games", "sink": "delta", "matched": 400, "refused": 5, "landed": 395})
-    write(
+    write_pending(
         CheckpointStore(checkpoint),
         PendingRelease(Place("games", "delta", "silver.games"), cause="its log is damaged", blocked=True),
     )

@@ -17,7 +17,7 @@ from router.cli import commands
 from router.config.loader import load
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore
-from router.engine.quarantine.table import PendingRelease, Place, write
+from router.engine.quarantine.table import PendingRelease, Place, write_pending
 from router.engine.start.run_lock import alone
 from router.engine.status.lake_board import LakeBoard
 from router.registry import load_registry
@@ -70,7 +70,7 @@ def test_a_lake_says_how_its_stream_was(config_file: Path) -> None:
     write_deltalake("lake/ops/dead", rows)
     config = load(config_file, load_registry(), environ={}).config
     note = PendingRelease(Place("games", "delta", "silver.games"), cause="its log is damaged", blocked=True)
-    write(CheckpointStore(Lake.at(config.checkpoint_path())), note)
+    write_pending(CheckpointStore(Lake.at(config.checkpoint_path())), note)
 
     snapshot = lake_board(config_file).snapshot()
     assert snapshot.warnings == ()

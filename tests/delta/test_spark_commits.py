@@ -73,7 +73,7 @@ def tables(spark: SparkSession, land: Callable[..., TableCommit], tmp_path_facto
     generated = SparkTable.create(spark).location(lake.address("silver.generated")).addColumn("id", "BIGINT")
     generated.addColumn("double_id", "BIGINT", generatedAlwaysAs="id * 2").execute()
     works = {name: land(lake, f"silver.{name}", ROWS, 3) for name in KINDS}
-    made = Committers(lake, spark).commit(tuple(works.values()), {}, {"router.batch": "3"})
+    made = Committers(lake, spark).commit_all(tuple(works.values()), {}, {"router.batch": "3"})
     return Tables(lake, spark, works, made)
 
 
@@ -103,7 +103,7 @@ def test_a_replay_commits_nothing(tables: Tables) -> None:
     """Without it a restart doubles the rows of tables that Spark writes."""
     before = {name: tables.version(name) for name in KINDS}
 
-    assert Committers(tables.lake, tables.spark).commit(tuple(tables.works.values()), {}, {}) == 0
+    assert Committers(tables.lake, tables.spark).commit_all(tuple(tables.works.values()), {}, {}) == 0
 
     assert {name: tables.version(name) for name in KINDS} == before
 
@@ -121,7 +121,7 @@ def test_a_broken_promise_keeps_other_tables_from_nothing(
     good = land(tables.lake, "silver.fresh_" + name, ROWS, 4)
 
     with pytest.raises(TableError) as caught:
-        Committers(tables.lake, tables.spark).commit((bad, good), {}, {})
+        Committers(tables.lake, tables.spark).commit_all((bad, good), {}, {})
 
     assert caught.value.table == f"silver.{name}"
     assert len(tables.rows(name)) == 2
@@ -135,7 +135,7 @@ def test_what_spark_commits_is_read_by_others_too(
     lake, long_ago = Lake.at(str(tmp_path)), datetime(1, 1, 1, tzinfo=timezone.utc)
     rows = pa.table({"at": pa.array([long_ago], pa.timestamp("us", "UTC"))})
     for version in (0, 1):
-        Committers(lake, spark, only_spark=True).commit((land(lake, "silver.old", rows, version),), {}, {})
+        Committers(lake, spark, only_spark=True).commit_all((land(lake, "silver.old", rows, version),), {}, {})
 
     handle = lake.open("silver.old")
     assert handle is not None
@@ -168,12 +168,12 @@ def test_columns_are_widened_in_place(
     if kind == "foreign":
         write_deltalake(lake.address("silver.t"), narrow)
     else:
-        assert committer.commit((land(lake, "silver.t", narrow, folder=folder),), {}, {}) == 1
+        assert committer.commit_all((land(lake, "silver.t", narrow, folder=folder),), {}, {}) == 1
     work = land(lake, "silver.t", wide, 1, folder=folder)
     assert work.widened
 
-    assert committer.commit((work,), {}, {}) == 1
-    assert committer.commit((work,), {}, {}) == 0
+    assert committer.commit_all((work,), {}, {}) == 1
+    assert committer.commit_all((work,), {}, {}) == 0
 
     handle = lake.open("silver.t")
     assert handle is not None
@@ -202,7 +202,7 @@ def test_two_targets_of_one_table_commit_one_after_the_other(
     """Without it the second route into a new table fails, because the first has just made it."""
     works = tuple(land(lake, "silver.both", ROWS, 0, target=f"{route}/sink") for route in ("one", "two"))
 
-    assert Committers(lake, spark).commit(works, {"silver.both": None}, {}) == 2
+    assert Committers(lake, spark).commit_all(works, {"silver.both": None}, {}) == 2
 
     handle = lake.open("silver.both")
     assert handle is not None

@@ -59,9 +59,9 @@ def test_a_table_that_widens_stays_readable(
     lake: Lake, committers: Committers, land: Callable[..., TableCommit]
 ) -> None:
     """Without it one large number locks polars and all delta-rs readers out, and each later batch needs Spark."""
-    committers.commit((land(lake, TABLE, NARROW, 0),), {}, {})
+    committers.commit_all((land(lake, TABLE, NARROW, 0),), {}, {})
     before = opened(lake).metadata()
-    assert committers.commit((work := land(lake, TABLE, WIDE, 1),), {}, {"router.batch": "1"}) == 1
+    assert committers.commit_all((work := land(lake, TABLE, WIDE, 1),), {}, {"router.batch": "1"}) == 1
     assert work.widened
 
     handle = opened(lake)
@@ -75,7 +75,7 @@ def test_a_table_that_widens_stays_readable(
     assert handle.metadata().id == before.id
     assert not handle.protocol().reader_features
     assert handle.version() == 2
-    assert committers.commit((work, land(lake, TABLE, WIDE, 2)), {}, {}) == 1
+    assert committers.commit_all((work, land(lake, TABLE, WIDE, 2)), {}, {}) == 1
     assert opened(lake).version() == 3
 
 
@@ -83,7 +83,7 @@ def test_a_crash_between_the_two_commits_is_harmless(
     lake: Lake, committers: Committers, land: Callable[..., TableCommit], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it a kill at the wrong moment costs the rows of a batch, or has them twice."""
-    committers.commit((land(lake, TABLE, NARROW, 0),), {}, {})
+    committers.commit_all((land(lake, TABLE, NARROW, 0),), {}, {})
     work = land(lake, TABLE, WIDE, 1)
 
     def killed(*_: Any) -> None:
@@ -92,11 +92,11 @@ def test_a_crash_between_the_two_commits_is_harmless(
     with monkeypatch.context() as patch:
         patch.setattr("router.engine.commit.committers.commit", killed)
         with pytest.raises(KeyboardInterrupt):
-            committers.commit((work,), {}, {})
+            committers.commit_all((work,), {}, {})
     assert [row["id"] for row in rows(lake)] == [1, 2]
     assert opened(lake).version() == 1
 
-    assert committers.commit((work,), {}, {}) == 1
+    assert committers.commit_all((work,), {}, {}) == 1
     assert [row["id"] for row in rows(lake)] == [1, 2, 3]
     assert opened(lake).version() == 2
 
@@ -105,7 +105,7 @@ def test_another_writer_that_is_faster_is_waited_for(
     lake: Lake, committers: Committers, land: Callable[..., TableCommit]
 ) -> None:
     """Without it rows that came while the table was rewritten have the old type, and cannot be read."""
-    committers.commit((land(lake, TABLE, NARROW, 0),), {}, {})
+    committers.commit_all((land(lake, TABLE, NARROW, 0),), {}, {})
     stale = opened(lake)
     write_deltalake(lake.address(TABLE), NARROW.slice(0, 1), mode="append")
 
@@ -122,13 +122,13 @@ def test_a_table_of_others_is_never_rewritten(
     """Without it a table that others made, or copied, or one of any size, is written anew unasked."""
     write_deltalake(lake.address("silver.foreign"), NARROW)
     write_deltalake(lake.address("silver.copied"), NARROW, name=made_as(TABLE))
-    committers.commit((land(lake, TABLE, NARROW),), {}, {})
+    committers.commit_all((land(lake, TABLE, NARROW),), {}, {})
 
     for table in ("silver.foreign", "silver.copied"):
         assert way(opened(lake, table), table, "rewrite") is None
         assert way(opened(lake, table), table, "feature") == "feature"
         with pytest.raises(TableError, match="narrower"):
-            committers.commit((replace(land(lake, table, WIDE, 1), widening="rewrite"),), {}, {})
+            committers.commit_all((replace(land(lake, table, WIDE, 1), widening="rewrite"),), {}, {})
         assert opened(lake, table).version() == 0
     assert way(opened(lake), TABLE, "feature") == "rewrite"
     monkeypatch.setattr(widening, "_LARGEST", 100)
@@ -140,7 +140,7 @@ def test_a_table_whose_readers_would_notice_is_not_rewritten(
     lake: Lake, committers: Committers, land: Callable[..., TableCommit], name: str
 ) -> None:
     """Without it the readers of a change feed get every row again."""
-    committers.commit((land(lake, TABLE, NARROW),), {}, {})
+    committers.commit_all((land(lake, TABLE, NARROW),), {}, {})
     opened(lake).alter.set_table_properties({name: "true"})
 
     assert way(opened(lake), TABLE, "rewrite") is None

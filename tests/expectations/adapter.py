@@ -70,8 +70,8 @@ class Player:
 
     def approve(self) -> None:
         """Approve all that waits for an approval."""
-        for found in quarantine.quarantined(self.config, self.lake):
-            quarantine.approve(self.store, found)
+        for found in quarantine.list_quarantined(self.config, self.lake):
+            quarantine.write_approval(self.store, found)
 
     @property
     def root(self) -> Path:

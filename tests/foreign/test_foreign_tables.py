@@ -98,7 +98,7 @@ def by_delta_rs(address: str) -> list[tuple[Any, ...]] | str:
 def test_rows_are_appended_or_wait(spark: SparkSession, played: Callable[[bool], Query], table: str) -> None:
     """Without it a table of somebody else is harmed, or holds up all others."""
     query = played(table in QUICK)
-    blocked = query.batches.quarantine.blocked().get(f"appended/tables/silver.{table}")
+    blocked = query.batches.quarantine.blocked_reasons().get(f"appended/tables/silver.{table}")
     if table in REFUSED:
         assert blocked
         waiting = [row for row in query.rows(QUARANTINE) if row["_table"] == f"silver.{table}"]

@@ -95,10 +95,10 @@ def test_a_batch_is_committed_and_booked(bucket: Lake) -> None:
     tables = TableCache(bucket)
     for batch in range(3):
         works = (replace(staged(bucket, batch), decided=batch - 1),)
-        assert not committers.missing(works)
+        assert not committers.missing_files(works)
         handles = tables.readable({work.table for work in works})
-        assert committers.commit(works, handles, {"router.batch": str(batch)}) == 1
-        assert committers.commit(works, {}, {"router.batch": str(batch)}) == 0
+        assert committers.commit_all(works, handles, {"router.batch": str(batch)}) == 1
+        assert committers.commit_all(works, {}, {"router.batch": str(batch)}) == 0
         entry = ledger.LedgerEntry("ops.ledger", f"{QUERY}/ledger", batch)
         for _ in range(2):  # a restart books again
             ledger.append(committers, entry, ledger.rows("games", "run-1", batch, (), (), {}), tables=tables)

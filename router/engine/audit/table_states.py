@@ -22,7 +22,7 @@ from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.label.layout import merge_options, outbox_of
 from router.engine.merge.coordinator import MergedTables
 from router.engine.preflight.explain import fixed_table
-from router.engine.quarantine.table import Place, pending_releases, quarantined, waiting_places
+from router.engine.quarantine.table import Place, list_quarantined, pending_releases, waiting_places
 from router.own_names import OWN_LAYERS, State
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class _Overview:
         notes = pending_releases(store, "blocked")
         self.blocked = {note.place.table: note.cause for note in notes}
         self.quarantined: Counter[str] = Counter()
-        for quarantine in quarantined(config, self.lake):
+        for quarantine in list_quarantined(config, self.lake):
             self.quarantined[quarantine.place.table] += quarantine.rows
         self.merged: dict[str, KeyedTable] = {}
         self.backlog = self._rows_in_outboxes()

@@ -43,7 +43,7 @@ class Catalog:
     next_try: float = 0.0
     pause: float = FIRST_PAUSE
 
-    def register(self, tables: Iterable[str]) -> None:
+    def register_tables(self, tables: Iterable[str]) -> None:
         """Register tables that are not registered, or note that they have to wait.
 
         Raises TableError if the name is that of a table elsewhere.
@@ -56,9 +56,9 @@ class Catalog:
         had_to_wait = self.next_try > 0
         for table in sorted(self.waiting):
             try:
-                self._register(table)
+                self._register_table(table)
             except (PySparkException, Py4JError) as error:
-                self._wait(table, error)
+                self._postpone_next_try(table, error)
                 return
             self.known.add(table)
             self.waiting.remove(table)
@@ -67,13 +67,13 @@ class Catalog:
         if had_to_wait:
             log.info("the catalog takes tables again")
 
-    def _wait(self, table: str, error: Exception) -> None:
+    def _postpone_next_try(self, table: str, error: Exception) -> None:
         message = "the catalog does not take %s: %s; the batch goes on, and tables are registered after one in %.0f s"
         log.warning(message, table, first_cause(error), self.pause)
         self.next_try = time.monotonic() + self.pause
         self.pause = min(LONGEST_PAUSE, 2 * self.pause)
 
-    def _register(self, table: str) -> None:
+    def _register_table(self, table: str) -> None:
         layer, _, name = table.partition(".")
         self.spark.sql(f"CREATE SCHEMA IF NOT EXISTS `{layer}`")
         if self.spark.catalog.tableExists(table):

@@ -76,7 +76,7 @@ class Committers:
         """Return the committers of a configuration."""
         return cls(lake, spark, config.commit == "spark", config.table_options())
 
-    def commit(
+    def commit_all(
         self,
         commits: tuple[TableCommit, ...],
         tables: Mapping[str, Any],
@@ -84,12 +84,12 @@ class Committers:
         tell: Callable[[int], None] = lambda done: None,
     ) -> int:
         """Make every commit that its table lacks; return how many were made. Raises the first TableError."""
-        made, errors = self.attempt(commits, tables, notes, tell)
+        made, errors = self.attempt_commits(commits, tables, notes, tell)
         if errors:
             raise errors[0]
         return made
 
-    def attempt(
+    def attempt_commits(
         self,
         commits: tuple[TableCommit, ...],
         tables: Mapping[str, Any],
@@ -119,7 +119,7 @@ class Committers:
                 tell(index + 1)
         return made, errors
 
-    def missing(self, works: Iterable[TableCommit]) -> list[str]:
+    def missing_files(self, works: Iterable[TableCommit]) -> list[str]:
         """Return the staged files of commits that are missing or truncated: VACUUM deletes unreferenced files."""
         files: list[StagedFile] = []
         for work in works:
@@ -131,7 +131,7 @@ class Committers:
                 paths.append(file.path)
         return paths
 
-    def applied(self, work: TableCommit) -> None:
+    def delete_applied_files(self, work: TableCommit) -> None:
         """Delete the staged files of an outbox that its sink has dealt with, if its table has copies of the rows."""
         if not _is_staged_elsewhere(work):
             return
@@ -176,7 +176,7 @@ class Committers:
         elif by_spark and table is None:
             _create_empty(self.spark.newSession(), self.lake, work)
 
-        work = self._widen(as_decided(work, table), table)
+        work = self._widen_table(as_decided(work, table), table)
         if by_spark or (table is not None and (work.widened or only_spark_appends(table, work))):
             self._append_staged_rows(work, notes)
             self.committed_by[work.table] = "Spark"
@@ -212,7 +212,7 @@ class Committers:
             raise TableError(work.table, f"it cannot be made: {first_line(error)}") from error
         return table
 
-    def _widen(self, work: TableCommit, table: Any) -> TableCommit:
+    def _widen_table(self, work: TableCommit, table: Any) -> TableCommit:
         """Rewrite a table with wider types if the commit needs them; return the commit as it is to be made then."""
         if table is None or not work.widened:
             return work
@@ -240,13 +240,13 @@ class Committers:
     def _append_staged_rows(self, work: TableCommit, notes: dict[str, str]) -> None:
         """Append the staged files' rows through Delta on Spark, under the same transaction id."""
         session = self.spark.newSession()
-        self.append(session, work, notes, staged_rows(session, self.lake, work))
+        self.append_rows(session, work, notes, staged_rows(session, self.lake, work))
         # The table has copies of the rows now. The files of an outbox stay: its sink still reads them.
         if not work.table.startswith(OUTBOX):
             for file in work.files:
                 self.lake.files.delete_file(file.path)
 
-    def append(self, session: SparkSession, work: TableCommit, notes: dict[str, str], rows: DataFrame) -> None:
+    def append_rows(self, session: SparkSession, work: TableCommit, notes: dict[str, str], rows: DataFrame) -> None:
         """Append rows through Delta on Spark under the transaction id of a commit. Raises TableError."""
         address = self.lake.spark_address(work.table)
         try:

@@ -74,7 +74,7 @@ class CommittedBatches:
     batches: dict[str, dict[str, list[int]]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, store: CheckpointStore, config: Config, last: int) -> CommittedBatches:
+    def from_manifests(cls, store: CheckpointStore, config: Config, last: int) -> CommittedBatches:
         """Return the batches that the manifests of a run have committed to tables that its configuration still writes.
 
         `last` is the last batch that the run has finished: a later one may have been cut off before its commits. Left
@@ -82,18 +82,18 @@ class CommittedBatches:
         sink; the tables that have its rows are in the mark of the batch.
         """
         committed = cls()
-        accepted = _accepted(store)
-        writers = _TableWriters.of(config)
-        for manifest in _manifests(store, last):
+        accepted = _read_accepted(store)
+        writers = _TableWriters.of_config(config)
+        for manifest in _read_manifests(store, last):
             batch = manifest["batch"]
             quarantined = manifest.get("quarantined", {})
             for work in manifest["commits"]:
                 table = work["table"]
-                if f"{work['target']}/{table}" not in quarantined and writers.writes(work["target"], table):
+                if f"{work['target']}/{table}" not in quarantined and writers.still_writes(work["target"], table):
                     committed._add_older(table, work["app_id"], work["version"], accepted)
             if not writers.merging:
                 continue
-            for key, table in _merged(store, batch):
+            for key, table in _read_merges(store, batch):
                 if writers.merging.get(key, "") in (None, table):
                     app_id = str(batch_id(f"{config.name}:{store.run}", key, table))
                     committed._add_older(table, app_id, batch, accepted)
@@ -104,26 +104,26 @@ class CommittedBatches:
         if batch > accepted.get(table, {}).get(app_id, -1):
             self.batches.setdefault(table, {}).setdefault(app_id, []).insert(0, batch)
 
-    def add(self, table: str, app_id: str, batch: int) -> None:
+    def add_batch(self, table: str, app_id: str, batch: int) -> None:
         """Note that a batch was committed to a table."""
         batches = self.batches.setdefault(table, {}).setdefault(app_id, [])
         batches.append(batch)
         del batches[:-KEPT]
 
-    def forget(self, table: str) -> None:
+    def forget_table(self, table: str) -> None:
         """Expect no batches of a table any more: a person accepts it as it is."""
         self.batches.pop(table, None)
 
-    def lost(self, tables: Mapping[str, Any]) -> dict[str, LostTable]:
+    def find_lost_tables(self, tables: Mapping[str, Any]) -> dict[str, LostTable]:
         """Return those of some open tables that lack batches. None stands for a table that does not exist."""
         lost = {}
         for name, table in tables.items():
-            batches = self._missing(name, table)
+            batches = self._missing_batches(name, table)
             if batches:
                 lost[name] = LostTable(name, min(batches), max(batches), gone=table is None)
         return lost
 
-    def _missing(self, name: str, table: Any) -> list[int]:
+    def _missing_batches(self, name: str, table: Any) -> list[int]:
         missing: list[int] = []
         for app_id, batches in self.batches.get(name, {}).items():
             if table is None:
@@ -141,9 +141,9 @@ class CommittedBatches:
 def tables_of_newest_batches(store: CheckpointStore, batches: int) -> set[str]:
     """Return the tables that the newest manifests of a run name, and those that their batches have merged into."""
     tables: set[str] = set()
-    for manifest in islice(_manifests(store, sys.maxsize), batches):
+    for manifest in islice(_read_manifests(store, sys.maxsize), batches):
         tables.update(work["table"] for work in manifest["commits"])
-        tables.update(table for _, table in _merged(store, manifest["batch"]))
+        tables.update(table for _, table in _read_merges(store, manifest["batch"]))
     return tables
 
 
@@ -153,23 +153,23 @@ def refuse_lost_tables(tables: TableCache, store: CheckpointStore, config: Confi
     `last` is the last batch that the run has finished. Accepted losses are noted, so that they are accepted once. The
     tables stay in the cache for the first batch.
     """
-    committed = CommittedBatches.read(store, config, last)
+    committed = CommittedBatches.from_manifests(store, config, last)
     names = sorted(committed.batches)
     lost: dict[str, LostTable] = {}
     for first in range(0, len(names), TABLES):  # as many as the cache has handles for
         opened = tables.readable(names[first : first + TABLES])
         # An unreadable table is an error of the first batch that writes it.
         readable = {name: table for name, table in opened.items() if not isinstance(table, TableError)}
-        lost |= committed.lost(readable)
+        lost |= committed.find_lost_tables(readable)
     if not lost:
         return
     if not accept & {"lost-tables", "lost-lake"}:
-        raise StartError(_refusal(config, lost))
+        raise StartError(_lost_tables_message(config, lost))
     accept_lost(store, committed, lost)
-    log.warning("%s: continuing without what these tables have lost: %s", config.name, _listed(lost))
+    log.warning("%s: continuing without what these tables have lost: %s", config.name, _list_lost_tables(lost))
 
 
-def _refusal(config: Config, lost: Mapping[str, LostTable]) -> str:
+def _lost_tables_message(config: Config, lost: Mapping[str, LostTable]) -> str:
     """Return the sentence that stops a run whose tables lack batches."""
     bronze = config.bronze_tables()
     repairable = []
@@ -182,27 +182,27 @@ def _refusal(config: Config, lost: Mapping[str, LostTable]) -> str:
     way_on = f"{ACCEPT_LOST} continues with them as they are"
     if repairable and config.bronze:
         way_on = without_lost_batches(repairable[:_SHOWN])
-    listed = _listed(lost)
+    listed = _list_lost_tables(lost)
     return f"{config.name}: tables were deleted or put back from an older copy: {listed}. Restore them; or {way_on}"
 
 
 def accept_lost(store: CheckpointStore, committed: CommittedBatches, lost: Mapping[str, LostTable]) -> None:
     """Note for some tables that what they lack by now is no longer expected of them."""
-    accepted = _accepted(store)
+    accepted = _read_accepted(store)
     for table in lost:
         latest = {app_id: batches[-1] for app_id, batches in committed.batches[table].items() if batches}
         accepted[table] = {**accepted.get(table, {}), **latest}
-    store.write(_note(store), json.dumps(accepted).encode())
+    store.write(_note_path(store), json.dumps(accepted).encode())
 
 
-def _listed(lost: Mapping[str, LostTable]) -> str:
+def _list_lost_tables(lost: Mapping[str, LostTable]) -> str:
     more = ""
     if len(lost) > _SHOWN:
         more = f" and {len(lost) - _SHOWN} more"
     return "; ".join(str(lost[name]) for name in sorted(lost)[:_SHOWN]) + more
 
 
-def _manifests(store: CheckpointStore, last: int) -> Iterator[dict[str, Any]]:
+def _read_manifests(store: CheckpointStore, last: int) -> Iterator[dict[str, Any]]:
     """Yield the manifests of a run up to a batch as JSON, the newest first."""
     size = 0
     for path in reversed(store.paths(f"manifests/{store.run}")):
@@ -216,7 +216,7 @@ def _manifests(store: CheckpointStore, last: int) -> Iterator[dict[str, Any]]:
             return
 
 
-def _merged(store: CheckpointStore, batch: int) -> list[tuple[str, str]]:
+def _read_merges(store: CheckpointStore, batch: int) -> list[tuple[str, str]]:
     """Return sink and table of each merge of a batch; none if its mark is damaged."""
     try:
         merged = store.merged(batch)
@@ -225,12 +225,12 @@ def _merged(store: CheckpointStore, batch: int) -> list[tuple[str, str]]:
     return [(key, table) for key, tables in merged.items() for table in tables]
 
 
-def _accepted(store: CheckpointStore) -> dict[str, dict[str, int]]:
-    accepted: dict[str, dict[str, int]] = store.load(_note(store)) or {}
+def _read_accepted(store: CheckpointStore) -> dict[str, dict[str, int]]:
+    accepted: dict[str, dict[str, int]] = store.load(_note_path(store)) or {}
     return accepted
 
 
-def _note(store: CheckpointStore) -> str:
+def _note_path(store: CheckpointStore) -> str:
     return f"lost/{store.run}.json"
 
 
@@ -245,7 +245,7 @@ class _TableWriters:
     merging: dict[str, str | None]
 
     @classmethod
-    def of(cls, config: Config) -> _TableWriters:
+    def of_config(cls, config: Config) -> _TableWriters:
         bronze_table: str | None = ""
         bronze = config.bronze_tables()
         if bronze and bronze.per_topic:
@@ -256,19 +256,19 @@ class _TableWriters:
         merging: dict[str, str | None] = {}
         for route, name, sink in config.all_sinks():
             key = f"{route}/{name}"
-            tables[key] = _table(sink)
+            tables[key] = _landing_table(sink)
             tables[f"{key}/quarantine"] = None
             if isinstance(sink, MergingSink) and sink.keyed().dropped == "wait":
                 table = sink.table()
                 merging[key] = table if isinstance(table, str) else None
         return cls(tables, merging)
 
-    def writes(self, target: str, table: str) -> bool:
+    def still_writes(self, target: str, table: str) -> bool:
         """Return whether a target still writes a table."""
         return target in self.tables and self.tables[target] in (None, table)
 
 
-def _table(sink: Sink) -> str | None:
+def _landing_table(sink: Sink) -> str | None:
     """Return the table that a sink lands in, None if data names it or the sink has an outbox."""
     table = sink.table() if isinstance(sink, TableSink) else None
     return table if isinstance(table, str) else None

@@ -78,7 +78,7 @@ class SchemaEvolution:
     known: dict[str, set[str]] = field(default_factory=dict)
     staging_lake: Lake | None = None
 
-    def decide(
+    def decide_commits(
         self,
         layout: Layout,
         files: Iterable[StagedFile],
@@ -92,7 +92,7 @@ class SchemaEvolution:
         `quarantined` are the places (ROUTE/SINK/TABLE) with rows in the quarantine: they may have no file, and may have
         changed. `named` has the tables that the rows of an outbox are for, by target.
         """
-        handles, blocked, by_table = self._open_tables(layout, _group(files, quarantined), demands.blocked)
+        handles, blocked, by_table = self._open_tables(layout, _group_by_table(files, quarantined), demands.blocked)
         collected = _TableDemands.of(layout, self.options, demands)
         columns: dict[str, pa.Schema] = {}
         commits: list[TableCommit] = []
@@ -101,14 +101,14 @@ class SchemaEvolution:
             handle = handles[table]
             have = None if handle is None else delta_schema(to_arrow(handle))
             for target, landed in sorted(targets.items()):
-                come, difference = collected.compare((target, table), handle, have, landed)
+                come, difference = collected.compare_columns((target, table), handle, have, landed)
                 if not landed:
                     continue
                 # Rows may come without what their merge needs, for a conflict of types: that is null then.
                 if lacking := needed.get(target, frozenset()) - {*come.names}:
                     come = pa.schema([*come, *(field for field in have or () if field.name in lacking)])
-                work = self._commit(handle, (target, table), tuple(landed), come, difference, batch)
-                commits.append(replace(work, widening=collected.widening(target)))
+                work = self._make_commit(handle, (target, table), tuple(landed), come, difference, batch)
+                commits.append(replace(work, widening=collected.widening_of(target)))
                 # The next target of the table is compared with the columns that this commit gives it.
                 columns_after = come
                 if have is not None:
@@ -118,8 +118,8 @@ class SchemaEvolution:
 
         targets_by_table = {table: set(targets) for table, targets in by_table.items()}
         allowed = self._allowed_names(layout, targets_by_table, named or {})
-        in_tasks, by_spark = self._constraints(layout, by_table, handles, columns)
-        violated = self._violated(commits, handles, by_spark)
+        in_tasks, by_spark = self._collect_constraints(layout, by_table, handles, columns)
+        violated = self._find_violated(commits, handles, by_spark)
         new_demands = Demands(
             casts=_without_empty(collected.casts),
             conflicts=_without_empty(collected.conflicts),
@@ -142,7 +142,7 @@ class SchemaEvolution:
         """
         opened = dict(self.tables.readable(by_table))
         readable = {name: table for name, table in opened.items() if not isinstance(table, TableError)}
-        lost = self.committed_batches.lost(readable)
+        lost = self.committed_batches.find_lost_tables(readable)
         for name, lost_table in lost.items():
             opened[name] = TableError(name, lost_table.blocks)
 
@@ -164,18 +164,18 @@ class SchemaEvolution:
                 raise handle
         return handles, blocked, {table: targets for table, targets in by_table.items() if table in handles}
 
-    def committed(self, works: Iterable[TableCommit]) -> None:
+    def note_committed(self, works: Iterable[TableCommit]) -> None:
         """Remember that tables exist, and which batches they have."""
         for work in works:
             self._note_created(work.table)
-            self.committed_batches.add(work.table, work.app_id, work.version)
+            self.committed_batches.add_batch(work.table, work.app_id, work.version)
 
     def _note_created(self, table: str) -> None:
         layer = table.split(".", maxsplit=1)[0]
         if layer in self.known:
             self.known[layer].add(table)
 
-    def _commit(
+    def _make_commit(
         self,
         handle: Any,
         where: tuple[str, str],
@@ -205,7 +205,7 @@ class SchemaEvolution:
             decided=-1 if handle is None else handle.version(),
         )
 
-    def _constraints(
+    def _collect_constraints(
         self,
         layout: Layout,
         by_table: Grouped,
@@ -234,7 +234,7 @@ class SchemaEvolution:
                 in_tasks[place] = {}
                 by_spark[place] = {}
                 for name, sql in conditions.items():
-                    node = self._condition(columns[table], sql)
+                    node = self._translate_once(columns[table], sql)
                     # Staged rows lack the columns that Delta computes: only Spark can evaluate conditions on those.
                     if node is None or set(dict(columns_of(node))) & computed(schema):
                         by_spark[place][name] = sql
@@ -242,7 +242,7 @@ class SchemaEvolution:
                         in_tasks[place][name] = node
         return in_tasks, by_spark
 
-    def _violated(
+    def _find_violated(
         self, commits: Iterable[TableCommit], handles: Mapping[str, Any], by_spark: Mapping[str, Conditions]
     ) -> dict[str, str]:
         """Return by place which constraints staged rows violate, of those that only Spark can evaluate."""
@@ -255,14 +255,14 @@ class SchemaEvolution:
             return {}
         return violated_by(self.spark.newSession(), self.staging_lake or self.lake, staged)
 
-    def _condition(self, columns: pa.Schema, sql: str) -> Node | None:
+    def _translate_once(self, columns: pa.Schema, sql: str) -> Node | None:
         """Return a condition for Arrow, None if only Spark can evaluate it. Each is translated once."""
         cache_key = (to_delta(columns), sql)
         if cache_key not in self.conditions:
-            self.conditions[cache_key] = self._translate(*cache_key)
+            self.conditions[cache_key] = self._translate_condition(*cache_key)
         return self.conditions[cache_key]
 
-    def _translate(self, columns: str, sql: str) -> Node | None:
+    def _translate_condition(self, columns: str, sql: str) -> Node | None:
         frame = self.spark.createDataFrame([], to_spark_columns(to_arrow_schema(columns), ntz=True))
         try:
             return translate_columns(frame, [F.expr(sql)])[0]
@@ -295,14 +295,14 @@ class SchemaEvolution:
         """Return the tables in the layers of some names, but for those that no data names."""
         existing: set[str] = set()
         for layer in {name.split(".")[0] for name in named}:
-            existing |= self._tables(layer)
+            existing |= self._tables_of_layer(layer)
         existing -= {target.table for target in layout.targets if target.table is not None}
         existing.discard(layout.dead_letters)
         if layout.bronze:
             existing = {table for table in existing if table not in layout.bronze}
         return existing
 
-    def _tables(self, layer: str) -> set[str]:
+    def _tables_of_layer(self, layer: str) -> set[str]:
         if layer not in self.known:
             self.known[layer] = set(self.lake.tables(layer))
         return self.known[layer]
@@ -340,11 +340,11 @@ class _TableDemands:
             frozen=dict(before.frozen),
         )
 
-    def widening(self, target: str) -> Widening:
+    def widening_of(self, target: str) -> Widening:
         """Return how tables of a target become wider."""
         return self.widenings.get(target, "feature")  # only the router reads an outbox
 
-    def compare(
+    def compare_columns(
         self, where: tuple[str, str], handle: Any, have: pa.Schema | None, landed: Sequence[StagedFile]
     ) -> tuple[pa.Schema, SchemaDiff]:
         """Return the columns of staged rows as they are written into a table, and what is new in them."""
@@ -398,13 +398,13 @@ class _TableDemands:
         if mode == "fail":
             new = [column.name for column in (*difference.added, *difference.widened)]
             if new:
-                self.refused.append(_refusal(table, new))
+                self.refused.append(_no_new_columns_message(table, new))
             return come
 
         narrow: dict[str, pa.DataType | None] = {}
         if mode != "evolve":
             narrow = _frozen_types(have, come, difference)
-        elif difference.widened and way(handle, table, self.widening(target)) is None:
+        elif difference.widened and way(handle, table, self.widening_of(target)) is None:
             narrow = _narrow_types(have, come, difference)
         self.frozen[f"{target}/{table}"] = narrow
         return _with_frozen_types(come, narrow)
@@ -414,7 +414,7 @@ Grouped = dict[str, dict[str, list["StagedFile"]]]
 """Table -> target -> staged files."""
 
 
-def _group(files: Iterable[StagedFile], quarantined: Iterable[str]) -> Grouped:
+def _group_by_table(files: Iterable[StagedFile], quarantined: Iterable[str]) -> Grouped:
     by_table: Grouped = defaultdict(lambda: defaultdict(list))
     for file in files:
         by_table[file.table][file.target].append(file)
@@ -424,7 +424,7 @@ def _group(files: Iterable[StagedFile], quarantined: Iterable[str]) -> Grouped:
     return by_table
 
 
-def _refusal(table: str, columns: list[str]) -> str:
+def _no_new_columns_message(table: str, columns: list[str]) -> str:
     named = ", ".join(columns)
     return (
         f"table {table}: it cannot store the columns {named} of the events, and its sink has `evolution: fail`; "

@@ -213,7 +213,7 @@ class Planner:
         """
         self.decoder = call_part(self.decoder, "refresh", Decoder, wanted)
         if not wanted:
-            self.lookups.refresh()
+            self.lookups.refresh_due()
 
     def leave_to_spark(self, defects: Mapping[str, str]) -> bool:
         """Let Spark evaluate the expressions of routes, or of bronze, that fail in tasks; return whether any is new.
@@ -266,13 +266,13 @@ class Planner:
     def _prepared(self, spark: SparkSession) -> Stages:
         # A decoder that has learnt something is another object.
         if self.stages is None or self.stages.decoder is not self.decoder:
-            self.lookups.load(spark)
+            self.lookups.load_missing(spark)
             with refused_expressions(self.config.name):
                 self.stages = self._stages(spark)
         # A lookup that was loaded again has the columns of before, and other rows.
-        lookup_states = self.lookups.states()
+        lookup_states = self.lookups.loaded_states()
         if self.stages.decoding.lookups and self.lookup_states != lookup_states:
-            decoding = replace(self.stages.decoding, lookups=self.lookups.tables(self.stages.lookup_keys))
+            decoding = replace(self.stages.decoding, lookups=self.lookups.loaded_tables(self.stages.lookup_keys))
             labelling = replace(self.stages.labelling, decoding=decoding)
             self.stages = replace(self.stages, decoding=decoding, labelling=labelling)
         self.lookup_states = lookup_states
@@ -315,7 +315,7 @@ class Planner:
             arrow=replace(arrow, before=None) if arrow else None,  # `before` is a closure of the driver's
             tombstones=tombstone_events,
             before=tuple(before_columns),
-            lookups=self.lookups.tables(lookup_keys),
+            lookups=self.lookups.loaded_tables(lookup_keys),
             whole=whole,
             narrowed=tuple(events),
             zero_is_absent=config.decode.zero_is_absent,
@@ -376,9 +376,9 @@ class Planner:
             tombstone_events = tombstones(self.config, frame)
             if tombstone_events:
                 frame = spark.createDataFrame([], frame.schema.add(TOMBSTONE, BooleanType()))
-            lookup_keys = self.lookups.on(frame)
+            lookup_keys = self.lookups.key_expressions(frame)
             if lookup_keys:
-                fields = [*frame.schema, *self.lookups.fields(frame.columns)]
+                fields = [*frame.schema, *self.lookups.added_fields(frame.columns)]
                 frame = spark.createDataFrame([], StructType(fields))
         return frame, tombstone_events, lookup_keys
 

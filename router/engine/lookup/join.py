@@ -47,7 +47,7 @@ def join_lookups(columns: dict[str, pa.Array], lookups: Sequence[LookupTable]) -
     for lookup in lookups:
         table = _worker_table(lookup)
         keys = [evaluate_expression(node, columns, rows)[0] for node in lookup.on]
-        columns[lookup.name] = table.structs.take(table.index.find(keys))
+        columns[lookup.name] = table.structs.take(table.index.find_rows(keys))
     return columns
 
 
@@ -58,24 +58,24 @@ class KeyIndex:
     """
 
     def __init__(self, columns: Sequence[pa.Array]) -> None:
-        self.values = [pd.Index(_comparable(pc.unique(column.drop_null()))) for column in columns]
+        self.values = [pd.Index(_comparable_values(pc.unique(column.drop_null()))) for column in columns]
         self.pairs: list[pd.Index] = []
-        codes = _codes(columns[0], self.values[0])
+        codes = _encode_values(columns[0], self.values[0])
         for column, values in zip(columns[1:], self.values[1:], strict=True):
             # Number the pairs that exist: products of all sizes could need more than 64 bits.
-            pairs = _pairs(codes, _codes(column, values), len(values))
+            pairs = _combine_codes(codes, _encode_values(column, values), len(values))
             self.pairs.append(pd.Index(np.unique(pairs[pairs >= 0])))
-            codes = _places(self.pairs[-1], pairs)
+            codes = _find_places(self.pairs[-1], pairs)
         self.codes = codes
         self.rows = np.full(int(self.codes.max(initial=-1)) + 2, -1, np.int64)
         self.rows[self.codes] = np.arange(len(self.codes))
         self.rows[-1] = -1  # of the code -1: no row
 
-    def find(self, columns: Sequence[pa.Array]) -> pa.Array:
+    def find_rows(self, columns: Sequence[pa.Array]) -> pa.Array:
         """Return the number of the row with each key, null if there is none."""
-        codes = _codes(columns[0], self.values[0])
+        codes = _encode_values(columns[0], self.values[0])
         for column, values, known_pairs in zip(columns[1:], self.values[1:], self.pairs, strict=True):
-            codes = _places(known_pairs, _pairs(codes, _codes(column, values), len(values)))
+            codes = _find_places(known_pairs, _combine_codes(codes, _encode_values(column, values), len(values)))
         rows = self.rows[codes]
         return pa.array(rows, mask=rows < 0)
 
@@ -137,7 +137,7 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
 
 
-def _comparable(values: pa.Array) -> npt.NDArray[Any]:
+def _comparable_values(values: pa.Array) -> npt.NDArray[Any]:
     """Return values without nulls as numbers or as objects that compare as the table's do."""
     if not any(is_type(values.type) for is_type in AS_NUMBERS):
         # Without the None numpy could make a two-dimensional array of lists.
@@ -147,19 +147,19 @@ def _comparable(values: pa.Array) -> npt.NDArray[Any]:
     return np.asarray(values.cast(pa.int64()).to_numpy(zero_copy_only=False))
 
 
-def _codes(column: pa.Array, values: pd.Index) -> _Numbers:
+def _encode_values(column: pa.Array, values: pd.Index) -> _Numbers:
     """Return the place of each value in an index, -1 if it has none."""
     coded = column.dictionary_encode()
-    places = _places(values, _comparable(coded.dictionary))
+    places = _find_places(values, _comparable_values(coded.dictionary))
     indices = pc.fill_null(coded.indices, len(places)).to_numpy(zero_copy_only=False)
     return np.asarray(np.append(places, -1)[indices])
 
 
-def _pairs(first: _Numbers, second: _Numbers, size: int) -> _Numbers:
+def _combine_codes(first: _Numbers, second: _Numbers, size: int) -> _Numbers:
     return np.where((first < 0) | (second < 0), -1, first * size + second)
 
 
-def _places(index: pd.Index, values: npt.NDArray[Any]) -> _Numbers:
+def _find_places(index: pd.Index, values: npt.NDArray[Any]) -> _Numbers:
     if not len(index) or not len(values):
         return np.full(len(values), -1, np.int64)
     return np.asarray(index.get_indexer(pd.Index(values)), np.int64)

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from router.config.models import Let
 
 
-def define(session: SparkSession, let: Let, rows_of: Callable[[str], DataFrame]) -> None:
+def define_view(session: SparkSession, let: Let, rows_of: Callable[[str], DataFrame]) -> None:
     """Make a temporary view of a query, and of those that it reads. `rows_of` returns the rows of a table.
 
     Raises AnalysisException or ParseException if Spark refuses the SQL. The names of its tables are dropped afterwards:
     other queries may use the same names for other tables.
     """
     for other in let.let:
-        define(session, other, rows_of)
+        define_view(session, other, rows_of)
     for name, table in let.tables.items():
         rows_of(table).createOrReplaceTempView(name)
     made = session.sql(let.sql)

@@ -24,7 +24,7 @@ from router.delta.lake import Lake
 from router.engine.expressions.evaluator import Node, Untranslatable, translate_columns
 from router.engine.expressions.tree import arrow_type_of
 from router.engine.lookup.join import LookupTable, choose_rows
-from router.engine.lookup.let import define
+from router.engine.lookup.let import define_view
 from router.errors import LookupTableError, first_line
 from router.spark_internals import arrow_type, delta_snapshot, to_spark_type
 
@@ -72,7 +72,7 @@ class Lookups:
         self.sources = {name: _Source(lookup) for name, lookup in config.lookups().items()}
         self.spark: SparkSession | None = None
 
-    def load(self, spark: SparkSession) -> None:
+    def load_missing(self, spark: SparkSession) -> None:
         """Load every table that is not loaded yet.
 
         Raises LookupTableError if events can never be looked up in one, an OSError while one is unavailable.
@@ -80,9 +80,9 @@ class Lookups:
         self.spark = spark
         for source in self.sources.values():
             if source.current is None:
-                self._replace(source, self._load(source))
+                self._replace_current(source, self._load_newest(source))
 
-    def refresh(self) -> None:
+    def refresh_due(self) -> None:
         """Take the tables that were loaded since the last batch, and load again those that are due."""
         for source in self.sources.values():
             if source.current is None or source.lookup.rows is not None:
@@ -94,34 +94,34 @@ class Lookups:
                 source.thread.join(_WAIT_SECONDS)
             if source.outcome:
                 source.thread = None
-                self._finish(source, source.outcome.pop())
+                self._finish_load(source, source.outcome.pop())
 
-    def versions(self) -> dict[str, str]:
+    def loaded_versions(self) -> dict[str, str]:
         """Return the version of each table that batches are joined with now."""
         return {name: source.current.version for name, source in self.sources.items() if source.current}
 
-    def states(self) -> tuple[str, ...]:
+    def loaded_states(self) -> tuple[str, ...]:
         """Return names of the contents that are loaded."""
         return tuple(source.current.state for source in self.sources.values() if source.current)
 
-    def fields(self, names: list[str]) -> list[StructField]:
+    def added_fields(self, names: list[str]) -> list[StructField]:
         """Return the columns that the tables add to those of decoded records. Raises LookupTableError."""
         fields = []
         for name, source in self.sources.items():
             if name in names:
                 clash = f"the decoder also makes a column {name}; give the lookup another name"
                 raise LookupTableError(name, clash, "name")
-            fields.append(StructField(name, to_spark_type(self._gives(source))))
+            fields.append(StructField(name, to_spark_type(self._columns_of_events(source))))
         return fields
 
-    def on(self, frame: DataFrame) -> dict[str, tuple[Node, ...]]:
+    def key_expressions(self, frame: DataFrame) -> dict[str, tuple[Node, ...]]:
         """Return the expressions of each table's keys over decoded records. Raises LookupTableError."""
         nodes = {}
         for name, source in self.sources.items():
-            nodes[name] = tuple(self._key(source, frame, key) for key in source.lookup.on)
+            nodes[name] = tuple(self._key_expression(source, frame, key) for key in source.lookup.on)
         return nodes
 
-    def tables(self, on: dict[str, tuple[Node, ...]]) -> tuple[LookupTable, ...]:
+    def loaded_tables(self, on: dict[str, tuple[Node, ...]]) -> tuple[LookupTable, ...]:
         """Return the tables as they are loaded now."""
         tables = []
         for name, source in self.sources.items():
@@ -131,20 +131,20 @@ class Lookups:
                 state=source.current.state,
                 on=on[name],
                 keys=tuple(source.lookup.on),
-                gives=self._gives(source),
+                gives=self._columns_of_events(source),
                 rows=source.current.rows,
             )
             tables.append(table)
         return tuple(tables)
 
-    def _gives(self, source: _Source) -> pa.StructType:
+    def _columns_of_events(self, source: _Source) -> pa.StructType:
         """Return the columns that events get: those of the configuration, by default all but the keys."""
         assert source.current
         schema = source.current.schema
         names = list(source.lookup.columns) or [name for name in schema.names if name not in source.lookup.on]
         return pa.struct([schema.field(name) for name in names or schema.names])
 
-    def _key(self, source: _Source, frame: DataFrame, key: str) -> Node:
+    def _key_expression(self, source: _Source, frame: DataFrame, key: str) -> Node:
         lookup = source.lookup
         sql = lookup.on[key]
         try:
@@ -164,11 +164,11 @@ class Lookups:
 
     def _load_in_thread(self, source: _Source) -> None:
         try:
-            source.outcome.append(self._load(source))
+            source.outcome.append(self._load_newest(source))
         except Exception as error:  # of any kind: batches continue with the rows that they have
             source.outcome.append(error)
 
-    def _finish(self, source: _Source, outcome: _Loaded | Exception) -> None:
+    def _finish_load(self, source: _Source, outcome: _Loaded | Exception) -> None:
         name = f"{self.query}: lookup {source.lookup.name}"
         source.due = time.monotonic() + interval(source.lookup.every).total_seconds()
         if isinstance(outcome, Exception):
@@ -179,9 +179,9 @@ class Lookups:
         if source.unavailable:
             log.info("%s: the table is available again", name)
         source.unavailable = False
-        self._replace(source, outcome)
+        self._replace_current(source, outcome)
 
-    def _replace(self, source: _Source, loaded: _Loaded) -> None:
+    def _replace_current(self, source: _Source, loaded: _Loaded) -> None:
         source.due = time.monotonic() + interval(source.lookup.every).total_seconds()
         if source.current is not None and loaded.rows is source.current.rows:
             source.current = loaded
@@ -191,11 +191,11 @@ class Lookups:
         source.former = source.current
         source.current = loaded
 
-    def _load(self, source: _Source) -> _Loaded:
+    def _load_newest(self, source: _Source) -> _Loaded:
         """Return the newest state of a table; the current one if nothing has changed."""
         lookup = source.lookup
         current = source.current
-        version, read = self._open(lookup)
+        version, read = self._open_source(lookup)
         if current and version and version == current.version:
             return current
         table = self._with_columns(lookup, read(), current.schema if current else None)
@@ -240,7 +240,7 @@ class Lookups:
             fault = f"a column has another type than at the start: {first_line(error)}"
             raise LookupTableError(lookup.name, fault) from None
 
-    def _open(self, lookup: Lookup) -> tuple[str, Callable[[], pa.Table]]:
+    def _open_source(self, lookup: Lookup) -> tuple[str, Callable[[], pa.Table]]:
         """Return the version of a table, if it has one, and a function that reads it."""
         if lookup.rows is not None:
             rows = [*lookup.rows]
@@ -253,14 +253,14 @@ class Lookups:
         table = lookup.table
         assert table
         address = table if "/" in table else self.lake.spark_address(table)
-        snapshot = self._snapshot(lookup, table, address)
+        snapshot = self._newest_snapshot(lookup, table, address)
 
         def read() -> pa.Table:
             assert self.spark
-            frame = snapshot.rows(self.spark)
+            frame = snapshot.read_rows(self.spark)
             if lookup.columns:
                 frame = frame.select(*(name for name in _named_columns(lookup) if name in frame.columns))
-            return _collect(lookup, table, frame)
+            return _collect_rows(lookup, table, frame)
 
         return snapshot.version, read
 
@@ -268,24 +268,26 @@ class Lookups:
         """Return the versions of the tables that a query of `let` reads, and a function that runs it."""
         let = lookup.let
         assert let
-        snapshots = {name: self._snapshot(lookup, name, self.lake.spark_address(name)) for name in sorted(let.joined)}
+        snapshots = {
+            name: self._newest_snapshot(lookup, name, self.lake.spark_address(name)) for name in sorted(let.joined)
+        }
 
         def read() -> pa.Table:
             assert self.spark
             # A session of its own, since the temporary views take names of tables.
             session = self.spark.newSession()
             try:
-                define(session, let, lambda table: snapshots[table].rows(session))
+                define_view(session, let, lambda table: snapshots[table].read_rows(session))
                 frame = session.table(let.name)
                 if lookup.columns:
                     frame = frame.select(*_named_columns(lookup))
             except (AnalysisException, ParseException) as error:
                 raise LookupTableError(lookup.name, f"the query {let.name}: {first_line(error)}", "let") from error
-            return _collect(lookup, let.name, frame)
+            return _collect_rows(lookup, let.name, frame)
 
         return ",".join(snapshot.version for snapshot in snapshots.values()), read
 
-    def _snapshot(self, lookup: Lookup, table: str, address: str) -> _Snapshot:
+    def _newest_snapshot(self, lookup: Lookup, table: str, address: str) -> _Snapshot:
         """Return the newest version of a Delta table."""
         assert self.spark
         try:
@@ -307,11 +309,11 @@ class _Snapshot(NamedTuple):
     number: int
     version: str
 
-    def rows(self, session: SparkSession) -> DataFrame:
+    def read_rows(self, session: SparkSession) -> DataFrame:
         return session.read.format("delta").option("versionAsOf", self.number).load(self.address)
 
 
-def _collect(lookup: Lookup, table: str, frame: DataFrame) -> pa.Table:
+def _collect_rows(lookup: Lookup, table: str, frame: DataFrame) -> pa.Table:
     schema = pa.schema([(field.name, arrow_type(field.dataType)) for field in frame.schema])
     try:
         return frame.limit(lookup.at_most + 1).toArrow().cast(schema)

@@ -334,7 +334,7 @@ class MergeCoordinator:
             files=tuple(files),
             columns=to_delta(DEAD_SCHEMA),
         )
-        if not self.committers.commit((dead,), {}, notes):
+        if not self.committers.commit_all((dead,), {}, notes):
             self._delete(files)  # an earlier try has committed others of the same rows
 
     def _delete(self, files: Iterable[StagedFile]) -> None:

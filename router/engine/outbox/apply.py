@@ -115,7 +115,7 @@ class Outboxes:
             if target is not None:
                 steps.tell(f"apply {target.key}", 0, 1)  # which one, if it takes long
                 counts[target.key] = before.get(target.key) or self._apply_commit(target, work, manifest, replay)
-                self.committers.applied(work)
+                self.committers.delete_applied_files(work)
             # The batch was decided under a configuration that still had the sink.
             elif work.target in manifest.targets and work.table.startswith(OUTBOX):
                 outcome = f"its {work.rows} events stay in {work.table}"
@@ -183,14 +183,14 @@ class Outboxes:
             return applied
         work = self._stage_rows(target, query, last, from_json(rows, to_spark_columns(target.schema, ntz=True)))
         notes = {"router.released": query, "router.up_to_batch": str(last)}
-        self.committers.commit((work,), {}, notes)
+        self.committers.commit_all((work,), {}, notes)
         if self._is_detached(key):
-            self.committers.applied(work)
+            self.committers.delete_applied_files(work)
             return None
         released = replace(self, query=f"{self.config.name}:{run}", store=store, resending=run)
         manifest = Manifest(batch=last, config="", targets=(key,), commits=(work,), partitions=())
         counts = released._apply_commit(target, work, manifest, replay=False)
-        self.committers.applied(work)
+        self.committers.delete_applied_files(work)
         return counts
 
     def _stage_rows(self, target: Target, query: str, last: int, rows: DataFrame) -> TableCommit:

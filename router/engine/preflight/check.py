@@ -224,9 +224,9 @@ def _with_lookups(
         lookup.sources = {name: lookup_source}
         place = _place_of_lookup(config, name)
         try:
-            lookup.load(session)
-            fields += lookup.fields(decoded.columns)
-            lookup.on(decoded)
+            lookup.load_missing(session)
+            fields += lookup.added_fields(decoded.columns)
+            lookup.key_expressions(decoded)
         except LookupTableError as error:
             faults.append(((*place, *error.place), error.what))
         except OSError as error:

@@ -188,7 +188,7 @@ class PendingRelease:
         return f"approvals/{self.place}.{self.number}.json"
 
 
-def approve(store: CheckpointStore, waiting: Quarantined, *, discard: bool = False) -> None:
+def write_approval(store: CheckpointStore, waiting: Quarantined, *, discard: bool = False) -> None:
     """Write an approval in place of an earlier decision; the running or the next stream carries it out.
 
     Raises TableError if another decision about these rows is being carried out.
@@ -202,8 +202,8 @@ def approve(store: CheckpointStore, waiting: Quarantined, *, discard: bool = Fal
         blocked=waiting.kind == "unblock",
         held=waiting.kind == "held",
     )
-    _withdraw(store, approval)
-    write(store, approval)
+    _withdraw_earlier(store, approval)
+    write_pending(store, approval)
 
 
 def try_now(store: CheckpointStore, place: Place) -> None:
@@ -211,13 +211,13 @@ def try_now(store: CheckpointStore, place: Place) -> None:
 
     Raises TableError if its rows are being discarded.
     """
-    _withdraw(store, PendingRelease(place, blocked=True))
+    _withdraw_earlier(store, PendingRelease(place, blocked=True))
     for note in pending_releases(store, "blocked"):
         if note.place == place:
-            write(store, replace(note, due=0.0, tries=0, forced=True))
+            write_pending(store, replace(note, due=0.0, tries=0, forced=True))
 
 
-def _withdraw(store: CheckpointStore, newer: PendingRelease) -> None:
+def _withdraw_earlier(store: CheckpointStore, newer: PendingRelease) -> None:
     """Delete earlier approvals for the rows of a newer decision: the last one counts.
 
     Raises TableError if one that decides otherwise has begun, since its rows are counted already.
@@ -238,10 +238,10 @@ def try_mended(store: CheckpointStore, table: str) -> None:
     """Let the release of a blocked table be tried next, after a repair of it."""
     for note in pending_releases(store, "blocked"):
         if note.place.table == table:
-            write(store, replace(note, due=0.0, tries=0))
+            write_pending(store, replace(note, due=0.0, tries=0))
 
 
-def write(store: CheckpointStore, pending: PendingRelease) -> None:
+def write_pending(store: CheckpointStore, pending: PendingRelease) -> None:
     """Write an approval or a note; after a crash the store has all of it or nothing."""
     store.write(pending.path, json.dumps(asdict(pending)).encode())
 
@@ -305,20 +305,20 @@ class Quarantine:
     committers: Committers
     query: str
 
-    def blocked(self) -> dict[str, str]:
+    def blocked_reasons(self) -> dict[str, str]:
         """Return why tables cannot be written, by place."""
         return blocked_places(self.store)
 
-    def block(self, blocked: dict[str, str]) -> None:
+    def note_blocked(self, blocked: dict[str, str]) -> None:
         """Note tables that cannot be written, before a manifest names the quarantine as the place of their rows."""
         if not blocked:
             return
-        for key in sorted(blocked.keys() - self.blocked().keys()):
+        for key in sorted(blocked.keys() - self.blocked_reasons().keys()):
             place = Place.of(key)
             cause = blocked[key]
             # Rows that no task can check are released at once: the release checks them by Spark.
             pause = 0 if cause.startswith(CONSTRAINT_CAUSE) else FIRST_PAUSE
-            write(self.store, PendingRelease(place, cause=cause, blocked=True, due=time.time() + pause))
+            write_pending(self.store, PendingRelease(place, cause=cause, blocked=True, due=time.time() + pause))
             sentence = sentence_on_blocked({place.table: printable(cause)}, 0, "FILE")
             log.warning("%s: %s", self.config.name, line_of(*sentence))
 
@@ -326,17 +326,17 @@ class Quarantine:
         """Note tables that rows wait for and whose note is lost: without it rows of later batches land before those."""
         blocked: dict[str, str] = {}
         for route, name, _ in self.config.all_sinks():
-            for table, cause in _causes(self.lake, quarantine_of(self.config.name, route, name)).items():
+            for table, cause in _read_causes(self.lake, quarantine_of(self.config.name, route, name)).items():
                 blocked[str(Place(route, name, table))] = cause
-        self.block(blocked)
+        self.note_blocked(blocked)
 
-    def has(self, work: TableCommit) -> bool:
+    def has_rows_of(self, work: TableCommit) -> bool:
         """Return whether the rows of a commit that failed are in the quarantine."""
-        quarantine = self._table(work)
+        quarantine = self._quarantine_of(work)
         table = TableCache(self.lake).open([quarantine])[quarantine]
         return table is not None and is_committed(table, replace(work, app_id=moved_rows_id(work.app_id)))
 
-    def take(self, work: TableCommit, manifest: Manifest) -> None:
+    def take_rows(self, work: TableCommit, manifest: Manifest) -> None:
         """Put the rows of a commit that failed into the quarantine, once. Raises TableError.
 
         They were staged for their table, so that the coordinates of each are not known any more; those of an outbox
@@ -346,7 +346,7 @@ class Quarantine:
         rows = staged_rows(session, self.lake, work)
         moved = TableCommit(
             target=work.target,
-            table=self._table(work),
+            table=self._quarantine_of(work),
             app_id=moved_rows_id(work.app_id),
             version=work.version,
             files=(),
@@ -365,7 +365,7 @@ class Quarantine:
         else:
             rows, moved = self._in_types_of_quarantine(rows, moved)
             rows = rows.select(*own_columns, "*")
-        self.committers.append(session, moved, manifest.notes(self.query), rows)
+        self.committers.append_rows(session, moved, manifest.notes(self.query), rows)
         # A log that cannot be read may refer to the files, and be restored from a copy later.
         if not isinstance(TableCache(self.lake).readable([work.table])[work.table], TableError):
             self.lake.delete(*(file.path for file in work.files))
@@ -391,7 +391,7 @@ class Quarantine:
         rewrite(self.lake, moved.table, handle, widened, moved.app_id)
         return rows, moved
 
-    def size(self, staged: Iterable[StagedFile]) -> int:
+    def total_bytes(self, staged: Iterable[StagedFile]) -> int:
         """Return the bytes that the quarantine has with files that are staged for it; 0 if there are none."""
         size = sum(file.bytes for file in staged if file.table.startswith(QUARANTINE))
         if not size:
@@ -399,22 +399,22 @@ class Quarantine:
         tables = {quarantine_of(self.config.name, route, name) for route, name, _ in self.config.all_sinks()}
         for handle in TableCache(self.lake).open(tables).values():
             if handle is not None:
-                size += pc.sum(_actions(handle).column("size_bytes")).as_py() or 0
+                size += pc.sum(_read_add_actions(handle).column("size_bytes")).as_py() or 0
         return size
 
-    def _table(self, work: TableCommit) -> str:
+    def _quarantine_of(self, work: TableCommit) -> str:
         return quarantine_of(self.config.name, *work.target.split("/", 1))
 
 
-def _causes(lake: Lake, quarantine: str) -> dict[str, str]:
+def _read_causes(lake: Lake, quarantine: str) -> dict[str, str]:
     """Return the tables that rows of a quarantine wait for because they could not be written, each with the cause."""
     causes: dict[str, str] = {}
     try:
         handle = lake.open(quarantine)
         if handle is None or not handle.file_uris():
             return {}
-        for path in _files(handle, quarantine):
-            for part in _parts(lake, path, [TABLE, CAUSE]):
+        for path in _quarantine_files(handle, quarantine):
+            for part in _read_parts(lake, path, [TABLE, CAUSE]):
                 for row in part.group_by([TABLE, CAUSE]).aggregate([]).to_pylist():
                     if kind_of(row[CAUSE]) == "unblock":
                         causes[row[TABLE]] = max(row[CAUSE], causes.get(row[TABLE], ""))
@@ -423,11 +423,11 @@ def _causes(lake: Lake, quarantine: str) -> dict[str, str]:
     return causes
 
 
-def _actions(handle: DeltaTable) -> pa.Table:
+def _read_add_actions(handle: DeltaTable) -> pa.Table:
     return pa.table(handle.get_add_actions())
 
 
-def quarantined(config: Config, lake: Lake) -> list[Quarantined]:
+def list_quarantined(config: Config, lake: Lake) -> list[Quarantined]:
     """Return the quarantined rows by table, whatever the sinks' options are now. Runs on the driver, without Spark."""
     waiting: list[Quarantined] = []
     for route, name, _ in config.all_sinks():
@@ -452,7 +452,7 @@ def quarantined_in(
     schema = delta_schema(to_arrow(handle))
     if CAUSE not in schema.names:
         schema = schema.append(pa.field(CAUSE, pa.string()))
-    batches, files = _waiting_batches(lake, _files(handle, quarantine), table)
+    batches, files = _waiting_batches(lake, _quarantine_files(handle, quarantine), table)
     targets = TableCache(lake).readable({name for name, _ in batches})
     waiting: dict[_Key, _WaitingRows] = {}
     for (name, kind), batches_of_query in sorted(batches.items()):
@@ -462,7 +462,7 @@ def quarantined_in(
         place = Place(route, sink, name)
         rows_of_table = _WaitingRows(place, kind, target)
         for query, (first, last) in batches_of_query.items():
-            after = released(target, place, query, kind)
+            after = last_released_batch(target, place, query, kind)
             if after >= last:
                 continue
             rows_of_table.upto[query] = last
@@ -471,9 +471,9 @@ def quarantined_in(
                 rows_of_table.released[query] = after
         if rows_of_table.upto:
             waiting[name, kind] = rows_of_table
-    _describe(lake, [path for path, keys in files.items() if keys & waiting.keys()], schema, waiting)
+    _describe_waiting(lake, [path for path, keys in files.items() if keys & waiting.keys()], schema, waiting)
     for rows_of_table in waiting.values():
-        yield rows_of_table.quarantined(quarantine, schema)
+        yield rows_of_table.to_quarantined(quarantine, schema)
 
 
 _Key = tuple[str, ReleaseKind]
@@ -498,12 +498,12 @@ class _WaitingRows:
     valued: set[str] = field(default_factory=set)
     versions: set[str] = field(default_factory=set)
 
-    def add(self, group: dict[str, Any]) -> None:
+    def add_group(self, group: dict[str, Any]) -> None:
         """Add a group of rows of one query and one cause: how many, and which columns have a value."""
         if group[QUERY] not in self.upto:
             return
         self.rows += group["_batch_id_count"]
-        version = _version(group)
+        version = _describe_schema(group)
         if version:
             self.versions.add(version)
         if group[CAUSE]:
@@ -515,7 +515,7 @@ class _WaitingRows:
             if value is True and name.endswith(_HAS_VALUE):
                 self.valued.add(name.removesuffix(_HAS_VALUE))
 
-    def quarantined(self, quarantine: str, schema: pa.Schema) -> Quarantined:
+    def to_quarantined(self, quarantine: str, schema: pa.Schema) -> Quarantined:
         """Return the rows with what they would change in their table."""
         columns = pa.schema([column for column in schema if column.name in self.valued])
         if self.target is None:
@@ -546,7 +546,7 @@ def _waiting_batches(
     batches: dict[_Key, dict[str, tuple[int, int]]] = {}
     files: dict[str, set[_Key]] = {path: set() for path in paths}
     for path in paths:
-        for part in _parts(lake, path, list(QUARANTINE_COLUMNS)):
+        for part in _read_parts(lake, path, list(QUARANTINE_COLUMNS)):
             grouped = part.group_by([TABLE, CAUSE, QUERY])
             for row in grouped.aggregate([(BATCH_ID, "min"), (BATCH_ID, "max")]).to_pylist():
                 if table not in (None, row[TABLE]):
@@ -559,7 +559,7 @@ def _waiting_batches(
     return batches, files
 
 
-def _describe(lake: Lake, paths: list[str], schema: pa.Schema, waiting: dict[_Key, _WaitingRows]) -> None:
+def _describe_waiting(lake: Lake, paths: list[str], schema: pa.Schema, waiting: dict[_Key, _WaitingRows]) -> None:
     """Add to waiting rows how many they are and which columns have a value."""
     schema_columns = [name for name in SCHEMA_COLUMNS if name in schema.names]
     system_columns = [*QUARANTINE_COLUMNS, *schema_columns]
@@ -570,11 +570,11 @@ def _describe(lake: Lake, paths: list[str], schema: pa.Schema, waiting: dict[_Ke
         # A column of which all tables have had a value need not be read any more.
         valued_in_all = set(names).intersection(*(rows.valued for rows in waiting.values()))
         undecided = [name for name in names if name not in valued_in_all]
-        for part in _parts(lake, path, [*system_columns, *undecided]):
-            for group in _groups(_not_released(part, waiting), schema_columns, undecided):
+        for part in _read_parts(lake, path, [*system_columns, *undecided]):
+            for group in _group_rows(_not_released(part, waiting), schema_columns, undecided):
                 rows_of_table = waiting.get((group[TABLE], kind_of(group[CAUSE])))
                 if rows_of_table is not None:
-                    rows_of_table.add(group)
+                    rows_of_table.add_group(group)
 
 
 def _not_released(rows: pa.Table, waiting: dict[_Key, _WaitingRows]) -> pa.Table:
@@ -588,7 +588,7 @@ def _not_released(rows: pa.Table, waiting: dict[_Key, _WaitingRows]) -> pa.Table
     return rows
 
 
-def _groups(part: pa.Table, schema_columns: list[str], undecided: list[str]) -> list[dict[str, Any]]:
+def _group_rows(part: pa.Table, schema_columns: list[str], undecided: list[str]) -> list[dict[str, Any]]:
     """Return rows by table, cause, query and schema: how many, the oldest time, and which columns have a value."""
     columns = {name: part.column(name) for name in (*QUARANTINE_COLUMNS, *schema_columns)}
     aggregates = [(BATCH_ID, "count")]
@@ -603,7 +603,7 @@ def _groups(part: pa.Table, schema_columns: list[str], undecided: list[str]) -> 
     return groups
 
 
-def released(table: DeltaTable | None, place: Place, query: str, kind: ReleaseKind = "release") -> int:
+def last_released_batch(table: DeltaTable | None, place: Place, query: str, kind: ReleaseKind = "release") -> int:
     """Return the last batch whose quarantined rows were released into the table, -1 for none."""
     if table is None:
         return -1
@@ -619,13 +619,13 @@ def _of_kind(kind: ReleaseKind) -> pc.Expression:
     return cause.is_valid() & (is_held if kind == "held" else ~is_held)
 
 
-def _files(handle: DeltaTable, quarantine: str) -> list[str]:
+def _quarantine_files(handle: DeltaTable, quarantine: str) -> list[str]:
     """Return the files of a quarantine: delta-rs does not read a table that was widened, but its files can be."""
     folder = quarantine.replace(".", "/")
-    return [f"{folder}/{path}" for path in _actions(handle).column("path").to_pylist()]
+    return [f"{folder}/{path}" for path in _read_add_actions(handle).column("path").to_pylist()]
 
 
-def _parts(lake: Lake, path: str, columns: list[str]) -> Iterator[pa.Table]:
+def _read_parts(lake: Lake, path: str, columns: list[str]) -> Iterator[pa.Table]:
     """Yield some columns of a file's rows, a part of the rows at a time; a column that the file lacks is null.
 
     A scan of Arrow's `dataset` holds a whole row group at once, which here may be the whole file.
@@ -641,7 +641,7 @@ def _parts(lake: Lake, path: str, columns: list[str]) -> Iterator[pa.Table]:
             yield rows
 
 
-def _version(row: dict[str, Any]) -> str:
+def _describe_schema(row: dict[str, Any]) -> str:
     """Return message and number of the schema that wrote rows; an empty text if both are unknown."""
     parts = []
     if row.get("_message"):
@@ -653,7 +653,7 @@ def _version(row: dict[str, Any]) -> str:
     return " ".join(parts)
 
 
-def allowed(table: pa.Schema | None, pending: PendingRelease) -> dict[str, pa.DataType]:
+def allowed_types(table: pa.Schema | None, pending: PendingRelease) -> dict[str, pa.DataType]:
     """Return the columns and types that a table may have after an approval."""
     columns = [*delta_schema(to_arrow_schema(pending.columns))]
     if table is not None:

@@ -50,12 +50,12 @@ from router.engine.label.layout import BRONZE_SCHEMA, COORDINATES, DEAD_SCHEMA, 
 from router.engine.quarantine.table import (
     SYSTEM_COLUMNS,
     PendingRelease,
-    allowed,
+    allowed_types,
+    last_released_batch,
     pause_after,
     pending_releases,
     quarantined_in,
-    released,
-    write,
+    write_pending,
 )
 from router.engine.reprocess.records import bronze_tables
 from router.engine.spark.executors import Executors
@@ -155,7 +155,7 @@ class Release:
         level = logging.DEBUG if cause == pending.cause else logging.WARNING
         text = "%s: %s can still not be written, the next try is in %.0f s: %s"
         log.log(level, text, self.config.name, pending.place.table, pause, cause)
-        write(self.store, replace(pending, tries=failures, due=time.time() + pause, cause=cause))
+        write_pending(self.store, replace(pending, tries=failures, due=time.time() + pause, cause=cause))
 
     def _unblock(self, note: PendingRelease) -> None:
         """Release all rows that wait for a table that could not be written. Raises while it still cannot be."""
@@ -169,7 +169,7 @@ class Release:
                 if not self._release(pending, query):
                     raise _StillBlocked("it cannot store all columns of its rows; see `router quarantine list FILE`")
                 note.decided.pop(query, None)
-                write(self.store, note)
+                write_pending(self.store, note)
         self.store.delete(note.path)
         log.info("%s: %s can be written again", self.config.name, note.place.table)
 
@@ -208,8 +208,8 @@ class Release:
         checkpoint = self.store.checkpoint
         handle = TableCache(self.lake).open([table])[table]
         store = CheckpointStore(checkpoint, self.store.run or Checkpoint.read(checkpoint).run or "")
-        committed = CommittedBatches.read(store, self.config, sys.maxsize)
-        lost = committed.lost({table: handle})
+        committed = CommittedBatches.from_manifests(store, self.config, sys.maxsize)
+        lost = committed.find_lost_tables({table: handle})
         if not lost:
             return
         if not note.forced:
@@ -239,7 +239,7 @@ class Release:
             pending.decided[query] = (last, count - refused)
             pending.refused[query] = refused
             pending.demanded[query] = rows_of_query.demanded
-            write(self.store, pending)
+            write_pending(self.store, pending)
 
         # After a crash these steps are repeated: each has a transaction id, or deletes the same rows again.
         last, count = pending.decided[query]
@@ -266,7 +266,7 @@ class Release:
         except TableError:
             if _ReleasedRows.read(self, pending, query).after < last:
                 del pending.decided[query]
-                write(self.store, pending)
+                write_pending(self.store, pending)
             raise
 
     def _discard(self, approval: PendingRelease, query: str) -> None:
@@ -275,7 +275,7 @@ class Release:
         if query not in approval.decided:
             count = rows_of_query.rows.filter(F.col(BATCH_ID) <= last).count()
             approval.decided[query] = (last, count)
-            write(self.store, approval)
+            write_pending(self.store, approval)
         _, count = approval.decided[query]
         rows_of_query.discard(last)
         self._book(approval, query, last, {"quarantined": -count, "refused": count})
@@ -345,7 +345,7 @@ class _ReleasedRows:
             if committed is not None:
                 waits &= F.col(BATCH_ID) > committed
         all_rows = frame.filter(waits)
-        after = released(handle, place, query, pending.kind)
+        after = last_released_batch(handle, place, query, pending.kind)
 
         table_types, may_leave_out = _allowed_types(release.config, pending, handle)
         quarantine_handle = lake.open(quarantine)
@@ -462,7 +462,7 @@ class _ReleasedRows:
         notes = {"router.released": self.query, "router.up_to_batch": str(last)}
         commits = 0
         try:
-            commits = self.release.committers.commit((work,), {}, notes)
+            commits = self.release.committers.commit_all((work,), {}, notes)
         finally:
             if not commits:
                 lake.delete(*(file.path for file in files))
@@ -534,7 +534,7 @@ class _ReleasedRows:
             columns=to_delta(DEAD_SCHEMA),
         )
         notes = {"router.discarded": self.query}
-        self.release.committers.append(self.release.spark.newSession(), work, notes, dead_letters.select(*typed))
+        self.release.committers.append_rows(self.release.spark.newSession(), work, notes, dead_letters.select(*typed))
 
     def _row_as_json(self, rows: DataFrame) -> Column:
         """Return quarantined rows as JSON; those of an outbox are kept so."""
@@ -589,7 +589,7 @@ def _allowed_types(
     """
     table_schema = None if handle is None else delta_schema(to_arrow(handle))
     if not pending.cause or table_schema is None:
-        return allowed(table_schema, pending), False
+        return allowed_types(table_schema, pending), False
 
     place = pending.place
     evolution: Evolution = "evolve"
@@ -600,7 +600,7 @@ def _allowed_types(
             widening = sink.widening
     if evolution != "evolve":
         return {column.name: column.type for column in table_schema}, evolution == "freeze"
-    types = allowed(table_schema, pending)
+    types = allowed_types(table_schema, pending)
     # A table that cannot become wider may still gain columns and nested fields.
     if way(handle, place.table, widening) is None:
         for column in table_schema:

@@ -24,7 +24,7 @@ from router.engine.commit.committers import Committers
 from router.engine.label.layout import with_order_columns
 from router.engine.merge.coordinator import MergedTables
 from router.engine.preflight.explain import fixed_table
-from router.engine.quarantine.table import Quarantined, quarantined
+from router.engine.quarantine.table import Quarantined, list_quarantined
 from router.engine.reprocess.rebuild import Rebuild, TableSource
 from router.engine.reprocess.records import BronzeRecords, Records, TopicRecords
 from router.engine.start.run_lock import alone
@@ -229,7 +229,7 @@ class RepairTarget:
 
     def waiting_rows(self) -> list[Quarantined]:
         """Return the quarantined rows that wait for the table."""
-        return [waiting for waiting in quarantined(self.config, self.lake) if waiting.place.table == self.table]
+        return [waiting for waiting in list_quarantined(self.config, self.lake) if waiting.place.table == self.table]
 
     # The stream, Spark and damaged logs
 

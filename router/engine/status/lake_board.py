@@ -21,7 +21,7 @@ from router.engine import ledger
 from router.engine.audit.dead_letters import DeadLetterSelection, dead_letter_groups
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.preflight.explain import written_tables
-from router.engine.quarantine.table import quarantined, waiting_places
+from router.engine.quarantine.table import list_quarantined, waiting_places
 from router.engine.start.checks import Checkpoint, last_manifest
 from router.engine.start.run_lock import is_run_active
 from router.engine.status.background import BackgroundThread
@@ -233,7 +233,7 @@ class LakeBoard(BackgroundThread):
         return {"dead_letters": tuple(letters)}
 
     def _read_quarantine(self) -> dict[str, Any]:
-        return {"quarantined": tuple(quarantine_status(found) for found in quarantined(self.config, self._lake))}
+        return {"quarantined": tuple(quarantine_status(found) for found in list_quarantined(self.config, self._lake))}
 
     def _read_views(self) -> dict[str, Any]:
         return {"views": views_of_lake(self.config)}

@@ -28,7 +28,7 @@ from router.api.columns import quoted
 from router.delta.commit import to_delta
 from router.delta.schema_diff import delta_schema
 from router.engine.label.route import CONDITIONS
-from router.engine.lookup.let import define
+from router.engine.lookup.let import define_view
 from router.engine.views.relation import VIEW_TABLE_COLUMN, Relations, TablePart, are_few
 from router.engine.views.shape import (
     QueryShape,
@@ -247,7 +247,7 @@ class ViewFrames:
         relation.createOrReplaceTempView("source")
         try:
             for let in self.view.let:
-                define(self.session, let, self._joined_table)
+                define_view(self.session, let, self._joined_table)
         except (AnalysisException, ParseException) as error:
             raise ViewError(self.view.name, first_line(error)) from error
         for name, table in self.view.tables.items():

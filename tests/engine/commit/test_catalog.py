@@ -49,14 +49,14 @@ def test_a_table_that_the_catalog_does_not_take_is_registered_later(
     schema.parent.mkdir(parents=True, exist_ok=True)
     schema.touch()  # a file in place of the schema's folder
     tables = Catalog(spark, lake)
-    tables.register([UNO])
+    tables.register_tables([UNO])
     assert f"the catalog does not take {UNO}" in caplog.text
 
     schema.unlink()
-    tables.register([UNO])
+    tables.register_tables([UNO])
     assert not spark.catalog.tableExists(UNO), "the catalog is not asked in each batch"
     now += catalog.FIRST_PAUSE
-    tables.register([])
+    tables.register_tables([])
     assert spark.table(UNO).count() == 2
     assert "the catalog takes tables again" in caplog.text
 
@@ -64,9 +64,9 @@ def test_a_table_that_the_catalog_does_not_take_is_registered_later(
 def test_a_name_of_a_table_elsewhere_is_an_error(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
     """Without it readers of the catalog take the rows of another lake for those of this one."""
     make_table(lake)
-    Catalog(spark, lake).register([UNO])
+    Catalog(spark, lake).register_tables([UNO])
     other = Lake.at(str(tmp_path / "other"))
     make_table(other)
 
     with pytest.raises(TableError, match="the catalog has one of this name at"):
-        Catalog(spark, other).register([UNO])
+        Catalog(spark, other).register_tables([UNO])

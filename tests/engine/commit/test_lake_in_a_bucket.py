@@ -150,7 +150,7 @@ def test_tables_have_buckets_of_their_own(make_query: Callable[..., Query], tmp_
     for number in range(3):
         far.take(batch(number))
 
-    (why,) = far.batches.quarantine.blocked().values()
+    (why,) = far.batches.quarantine.blocked_reasons().values()
     assert "its files cannot be written: s3://games-g2/rows cannot be written" in why
     assert len(far.rows("quarantine.games__games__tables")) == 9
     server.make_bucket("games-g2")

@@ -215,14 +215,14 @@ def test_tables_that_nobody_writes_any_more_may_be_deleted(place: Place) -> None
 
 def test_a_run_can_ask_of_open_tables_what_they_have_lost(place: Place) -> None:
     """Without it what happens to a table between two batches of one run is seen at the next start only."""
-    committed = CommittedBatches.read(place.store, place.config, LAST)
+    committed = CommittedBatches.from_manifests(place.store, place.config, LAST)
     place.batch(LAST + 1)
     for target, table in TARGETS.items():
-        committed.add(table, work(target, table, LAST + 1).app_id, LAST + 1)
+        committed.add_batch(table, work(target, table, LAST + 1).app_id, LAST + 1)
     open_tables = {table: place.lake.open(table) for table in TARGETS.values()}
-    assert not committed.lost(open_tables)
+    assert not committed.find_lost_tables(open_tables)
 
-    found = committed.lost({**open_tables, "silver.uno": None, "silver.new": None})
+    found = committed.find_lost_tables({**open_tables, "silver.uno": None, "silver.new": None})
     assert {name: (one.first, one.last, one.gone) for name, one in found.items()} == {"silver.uno": (0, 4, True)}
 
 

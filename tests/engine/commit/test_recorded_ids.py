@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from router import ApplyingSink, Batch, Outcome
 from router.config.models import Expectation, Route, View
 from router.delta.transaction_id import parse
-from router.engine.quarantine.table import approve, pending_releases, quarantined
+from router.engine.quarantine.table import list_quarantined, pending_releases, write_approval
 from router.engine.reprocess.backfill import Backfill, RecordRange
 from router.engine.reprocess.replay import DeadLetterFilter, DeadLetterReplay
 from router.engine.views.schedule import refresher
@@ -106,9 +106,9 @@ class Recorder:
 
     def settle(self, table: str, *, discard: bool = False) -> None:
         """Let what waits for a table in, or refuse it."""
-        for waiting in quarantined(self.query.config, self.query.lake):
+        for waiting in list_quarantined(self.query.config, self.query.lake):
             if waiting.place.table == table:
-                approve(self.query.store, waiting, discard=discard)
+                write_approval(self.query.store, waiting, discard=discard)
         self.query.batches.destination.release.carry_out(pending_releases(self.query.store))
 
 

@@ -172,7 +172,7 @@ def test_half_of_the_commits_are_completed(
     manifest = query.store.manifest(0)
     assert manifest is not None
     assert query.tables() == []
-    assert Committers(query.lake, spark).commit(manifest.commits[:made], {}, {}) == made
+    assert Committers(query.lake, spark).commit_all(manifest.commits[:made], {}, {}) == made
 
     query.restarted().again(0, poisoned)
 

@@ -285,9 +285,9 @@ def test_keys_of_several_columns_and_types_are_found() -> None:
     rows = [pa.array(["a", "a", "b", "ä"]), moments, pa.array([True, False, True, True])]
     index = KeyIndex(rows)
     asked = [column.take(pa.array([3, 0, 2, 1])) for column in rows]
-    assert index.find(asked).to_pylist() == [3, 0, None, 1]
-    assert index.find([pa.array(["b"]), moments[:1], pa.array([True])]).to_pylist() == [None]
-    assert KeyIndex([pa.array([], pa.int64())]).find([pa.array([1, None], pa.int32())]).to_pylist() == [None, None]
+    assert index.find_rows(asked).to_pylist() == [3, 0, None, 1]
+    assert index.find_rows([pa.array(["b"]), moments[:1], pa.array([True])]).to_pylist() == [None]
+    assert KeyIndex([pa.array([], pa.int64())]).find_rows([pa.array([1, None], pa.int32())]).to_pylist() == [None, None]
 
 
 def test_nan_is_the_newest_as_in_spark() -> None:

@@ -15,7 +15,7 @@ from google.protobuf.json_format import ParseDict
 from router import Preparation
 from router.config.models import Route
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
-from router.engine.quarantine.table import approve, quarantined
+from router.engine.quarantine.table import list_quarantined, write_approval
 from router.testing import check_decoder
 from router_decoders import Avro, Protobuf
 from router_rules import Schema
@@ -241,11 +241,11 @@ def test_records_of_a_new_version_wait_for_an_approval(
 
     assert sorted(row["amount"] for row in query.rows("silver.uno")) == [1, 1, 4]
     assert set(query.rows("silver.uno")[0]) == {"game", "amount"}
-    (told,) = quarantined(query.config, query.lake)
+    (told,) = list_quarantined(query.config, query.lake)
     assert (told.rows, told.versions) == (1, (f"{package}.Bet version 2",))
     assert {column.name for column in told.change.added} == {"note", "cards"}
 
-    approve(query.store, told)
+    write_approval(query.store, told)
     query.take(records([bet(3, game="uno", amount=5, note="b")], first=4))
     have = {row["amount"]: row for row in query.rows("silver.uno")}
     assert (have[3]["note"], have[3]["cards"], have[5]["note"]) == ("", ["queen"], "b")

@@ -152,7 +152,7 @@ def test_a_batch_again_changes_nothing(
     """Without it a crash after the merge doubles dead letters, or undoes what came since."""
     with monkeypatch.context() as patched:  # as if the process had died before it noted that the sink had finished
         patched.setattr(CheckpointStore, "mark_applied", lambda *_: None)
-        patched.setattr(Committers, "applied", lambda *_: None)  # staged files are deleted after that only
+        patched.setattr(Committers, "delete_applied_files", lambda *_: None)  # staged files are deleted after that only
         query = latest(make_query, tmp_path, commit)
     before = query.versions()
     assert not query.store.applied(0)

@@ -12,7 +12,7 @@ import pytest
 from router import StartError, TableError
 from router.config.models import Route
 from router.engine.audit.verify import verify_tables
-from router.engine.quarantine.table import quarantined, try_now
+from router.engine.quarantine.table import list_quarantined, try_now
 from router_sinks import Upsert
 from tests.engine.parts import Copy, Events, Fixed, Where, copied
 from tests.engine.query import Query, records
@@ -105,7 +105,7 @@ def test_an_outbox_that_can_never_take_rows_holds_back_nobody(
     after.again(2)
 
     assert sorted(row["n"] for row in after.rows("silver.all")) == [0, 1, 2, 3, 4]
-    (waiting,) = quarantined(after.config, after.lake)
+    (waiting,) = list_quarantined(after.config, after.lake)
     assert (waiting.place.table, waiting.rows) == (OUTBOXES[sink], 3)
     if sink == "copy":
         assert sent(after) == [[0, 1]], "later rows wait behind earlier ones"
@@ -114,7 +114,7 @@ def test_an_outbox_that_can_never_take_rows_holds_back_nobody(
     harm.undo()
     try_now(after.store, waiting.place)
     after.batches.destination.release.carry_out(after.batches.destination.release.due())
-    assert quarantined(after.config, after.lake) == []
+    assert list_quarantined(after.config, after.lake) == []
     if sink == "copy":
         assert sent(after) == [[0, 1], [2, 3], [4]]
         (last, *_) = [row for row in copied(after.folder / "copy") if row["n"] == 4]
@@ -144,7 +144,7 @@ def test_what_may_pass_is_waited_for(query: Query) -> None:
     query.restarted().again(1)
 
     assert sent(query) == [[0, 1], [2]]
-    assert quarantined(query.config, query.lake) == []
+    assert list_quarantined(query.config, query.lake) == []
 
 
 @pytest.mark.parametrize("table", ["bronze.all", "ops.dead"])

@@ -10,7 +10,7 @@ import pytest
 from router.config.models import Route
 from router.engine.checkpoint_store import LearntSchemas
 from router.engine.outbox.apply import open_sinks
-from router.engine.quarantine.table import quarantined, try_now
+from router.engine.quarantine.table import list_quarantined, try_now
 from router_demo.api import Api
 from router_rest.sink import Rest
 from tests.engine.outbox.test_hopeless_outboxes import PROTOCOLS, Harm, try_three_times
@@ -57,7 +57,7 @@ def test_posts_in_order_stay_in_order_behind_rows_that_are_quarantined(
     assert set(posted(api)) == {row["n"] for row in first}, "later rows wait behind earlier ones"
 
     harm.undo()
-    (waiting,) = quarantined(after.config, after.lake)
+    (waiting,) = list_quarantined(after.config, after.lake)
     assert waiting.rows == len(second) + len(third)
     try_now(after.store, waiting.place)
     release = after.batches.destination.release

@@ -14,7 +14,7 @@ import router.cli
 from router.config.loader import load
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore
-from router.engine.quarantine.table import Place, pending_releases, quarantined
+from router.engine.quarantine.table import Place, list_quarantined, pending_releases
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def have(config: Config, released: int = -1, table: str = "silver.uno", **row: A
 def told(config: Config) -> list[Any]:
     return [
         (found.place.table, found.rows, found.upto, [f"{c.name} {c.type}" for c in found.change.added])
-        for found in quarantined(config, Lake.at(config.lake))
+        for found in list_quarantined(config, Lake.at(config.lake))
     ]
 
 

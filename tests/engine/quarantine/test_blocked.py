@@ -13,7 +13,7 @@ import pytest
 
 from router import BatchError, StartError
 from router.config.models import QuarantineOptions, Route
-from router.engine.quarantine.table import approve, pending_releases, quarantined, try_now
+from router.engine.quarantine.table import list_quarantined, pending_releases, try_now, write_approval
 from router.engine.reprocess import release as module
 from router_decoders import Json
 from router_rules import Sql
@@ -118,8 +118,8 @@ def stages(request: pytest.FixtureRequest, make_query: MakeQuery, tmp_path_facto
     release(query)
     found = {
         "waiting": query.rows(QUARANTINE),
-        "listed": quarantined(query.config, query.lake),
-        "blocked": query.batches.quarantine.blocked(),
+        "listed": list_quarantined(query.config, query.lake),
+        "blocked": query.batches.quarantine.blocked_reasons(),
         "ledger": query.rows("ops.ledger"),
         "healthy": query.rows("silver.healthy"),
     }
@@ -174,7 +174,7 @@ def test_a_table_that_is_mended_has_every_row_once_and_in_order(stages: dict[str
     for game in GAMES:
         assert [row["n"] for row in query.rows(f"silver.{game}")] == [0, 1, 2, 3], game
     assert query.rows(QUARANTINE) == []
-    assert query.batches.quarantine.blocked() == {}
+    assert query.batches.quarantine.blocked_reasons() == {}
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def test_a_table_that_is_gone_waits_for_a_person(query: Query) -> None:
     query.take(records([{"game": "one", "n": 2}], first=20))
     assert query.lake.open("silver.one") is None
     assert [row["n"] for row in query.rows(QUARANTINE)] == [1, 2]
-    for one in quarantined(query.config, query.lake):
+    for one in list_quarantined(query.config, query.lake):
         try_now(query.store, one.place)
     release(query)
     query.take(records([{"game": "one", "n": 3}], first=30))
@@ -233,8 +233,8 @@ def test_a_table_that_is_gone_while_the_stream_runs_is_not_made_anew(make_query:
 
 
 def test_discarded_rows_are_dead_letters_as_received(query: Query) -> None:
-    for one in quarantined(query.config, query.lake):
-        approve(query.store, one, discard=True)
+    for one in list_quarantined(query.config, query.lake):
+        write_approval(query.store, one, discard=True)
     release(query)
     (letter,) = query.rows("ops.dead")
     assert (letter["offset"], json.loads(letter["value"]), letter["route"]) == (10, {"game": "one", "n": 1}, "games")
@@ -279,7 +279,7 @@ def test_files_that_another_writers_change_has_made_unfit_are_not_committed(
         routes=(Route(name="games", match=Sql(where="true"), sinks=(Tables(table="silver.{event.game}"),)),),
     )
     query.take(records([{"game": "one", "n": 0}]))
-    attempt = query.batches.committers.attempt
+    attempt = query.batches.committers.attempt_commits
 
     def replaced(*args: Any) -> Any:
         frame = query.spark.createDataFrame([("one", "text")], "game string, n string")
@@ -288,7 +288,7 @@ def test_files_that_another_writers_change_has_made_unfit_are_not_committed(
         return attempt(*args)
 
     query.batches.committers = replace(query.batches.committers)
-    object.__setattr__(query.batches.committers, "attempt", replaced)
+    object.__setattr__(query.batches.committers, "attempt_commits", replaced)
     query.take(records([{"game": "one", "n": 1}, {"game": "two", "n": 1}], first=10))
     assert [row["n"] for row in query.rows("silver.two")] == [1]
     assert [row["n"] for row in query.rows("silver.one")] == ["text"]

@@ -48,7 +48,7 @@ def test_the_log_says_of_a_blocked_table_what_the_page_does(
     board = StatusBoard("games")
     board.enter("running")
     blocked = {"games/tables/silver.uno": cause}
-    Quarantine(config, lake, store, Committers(lake, nothing), f"games:{RUN}").block(blocked)
+    Quarantine(config, lake, store, Committers(lake, nothing), f"games:{RUN}").note_blocked(blocked)
     manifest = Manifest(batch=0, config="", targets=(), commits=(), partitions=())
     board.carried_out(manifest, {}, blocked)
     (finding,) = findings(board.snapshot(), "FILE", 600.0, time.time())
@@ -64,7 +64,7 @@ def test_a_note_that_is_lost_is_written_again_while_rows_wait(tmp_path: Path) ->
     nothing: Any = None
     found = Quarantine(config, lake, store, Committers(lake, nothing), f"games:{RUN}")
     found.note_again()
-    assert found.blocked() == {}
+    assert found.blocked_reasons() == {}
 
     waiting = {"_query": f"games:{RUN}", "_batch_id": 3, "game": "uno"}
     rows = [
@@ -74,5 +74,5 @@ def test_a_note_that_is_lost_is_written_again_while_rows_wait(tmp_path: Path) ->
     write_deltalake(lake.address("quarantine.games__games__tables"), pa.Table.from_pylist(rows))
     for _ in range(2):
         found.note_again()
-        assert found.blocked() == {"games/tables/silver.uno": "its log is damaged"}
+        assert found.blocked_reasons() == {"games/tables/silver.uno": "its log is damaged"}
         store.delete(NOTE)

@@ -10,7 +10,7 @@ import pytest
 from router.config.models import Route
 from router.engine import ledger
 from router.engine.audit.verify import verify_tables
-from router.engine.quarantine.table import approve, pending_releases, quarantined
+from router.engine.quarantine.table import list_quarantined, pending_releases, write_approval
 from router.errors import StartError, TableError
 from router_rules import Sql
 from router_sinks import Tables, Upsert
@@ -72,7 +72,7 @@ def test_rows_wait_until_they_are_let_in_or_refused(
     made.take(records(EVENTS))
     assert (numbers(made, "silver.uno"), numbers(made, "silver.chess"), numbers(made, "silver.go")) == ([1], [2], [])
     assert made.letters("stage", "reason") == {("expect", "expectation sure does not hold"): 1}
-    waiting = {one.place.table: (one.rows, one.cause, one.kind) for one in quarantined(made.config, made.lake)}
+    waiting = {one.place.table: (one.rows, one.cause, one.kind) for one in list_quarantined(made.config, made.lake)}
     assert waiting == {
         "silver.uno": (1, "expectation known does not hold", "held"),
         "silver.go": (1, "expectation small does not hold", "held"),
@@ -84,9 +84,9 @@ def test_rows_wait_until_they_are_let_in_or_refused(
     with pytest.raises(TableError, match="wait because of an expectation"):
         repaired(made, spark, "silver.uno")
 
-    uno, go = sorted(quarantined(made.config, made.lake), key=lambda one: one.place.table, reverse=True)
-    approve(made.store, uno)
-    approve(made.store, go, discard=True)
+    uno, go = sorted(list_quarantined(made.config, made.lake), key=lambda one: one.place.table, reverse=True)
+    write_approval(made.store, uno)
+    write_approval(made.store, go, discard=True)
     made.take(records([{"game": "uno", "n": 3}, {"game": "uno"}], first=10))
     assert numbers(made, "silver.uno") == [1, 3, None, None]  # a row of the batch that came before it was done, too
     assert made.letters("stage", "reason", "route", "value") == {
@@ -94,12 +94,12 @@ def test_rows_wait_until_they_are_let_in_or_refused(
         ("expect", "expectation small does not hold", "r", b'{"game": "go", "n": 500}'): 1,
     }
     assert sums(made) == {"matched": 7, "landed": 3, "refused": 2, "quarantined": 2, "released": 2}
-    assert [*quarantined(made.config, made.lake)] == []
+    assert [*list_quarantined(made.config, made.lake)] == []
     assert [problem for audit in verify_tables(made.config) for problem in audit.problems] == []
     with pytest.raises(TableError, match=r"`router quarantine release` let 2 rows in.* --accept"):
         repaired(made, spark, "silver.uno")
     made.take(records([{"game": "uno"}], first=20))
-    assert [one.rows for one in quarantined(made.config, made.lake)] == [1]
+    assert [one.rows for one in list_quarantined(made.config, made.lake)] == [1]
 
 
 def test_rows_of_a_table_that_cannot_be_written_wait_apart(make_query: MakeQuery, tmp_path: Path) -> None:
@@ -112,12 +112,12 @@ def test_rows_of_a_table_that_cannot_be_written_wait_apart(make_query: MakeQuery
     made = made.restarted()
     made.take(records([{"game": "uno", "n": 4}, {"game": "uno"}], first=10))
     first.write_bytes(whole)
-    waiting = [one for one in quarantined(made.config, made.lake) if one.place.table == "silver.uno"]
+    waiting = [one for one in list_quarantined(made.config, made.lake) if one.place.table == "silver.uno"]
     assert sorted((one.kind, one.rows) for one in waiting) == [("held", 2), ("unblock", 1)]
     made.batches.destination.release.carry_out(pending_releases(made.store, "blocked"))
     made.take(records([{"game": "uno", "n": 5}], first=20))
     assert numbers(made, "silver.uno") == [1, 4, 5]
-    assert {one.kind for one in quarantined(made.config, made.lake)} == {"held"}
+    assert {one.kind for one in list_quarantined(made.config, made.lake)} == {"held"}
 
 
 def test_only_rows_of_tables_wait(make_query: MakeQuery, tmp_path: Path) -> None:

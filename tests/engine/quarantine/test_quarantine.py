@@ -57,12 +57,12 @@ def begun(make_query: MakeQuery, folder: Path, way: str) -> Query:
 
 
 def told(query: Query) -> list[quarantine.Quarantined]:
-    return quarantine.quarantined(query.config, query.lake)
+    return quarantine.list_quarantined(query.config, query.lake)
 
 
 def approve(query: Query) -> None:
     for found in told(query):
-        quarantine.approve(query.store, found)
+        quarantine.write_approval(query.store, found)
 
 
 def ids(query: Query, table: str = "silver.old") -> list[Any]:
@@ -169,7 +169,7 @@ def killed(*_: Any, **__: Any) -> None:
 
 
 STEPS = {
-    "before it is decided": (release, "write"),
+    "before it is decided": (release, "write_pending"),
     "before the rows are in": (release._ReleasedRows, "commit"),
     "when the rows are in": (ledger, "append"),
     "when the ledger has it": (release._ReleasedRows, "delete"),

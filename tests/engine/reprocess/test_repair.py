@@ -14,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 from router.config.models import Route
 from router.engine.audit.table_states import table_states
 from router.engine.audit.verify import Verification
-from router.engine.quarantine.table import quarantined, try_now
+from router.engine.quarantine.table import list_quarantined, try_now
 from router.engine.reprocess.rebuild import Rebuild
 from router.engine.reprocess.repair_content import ContentReplacement, SparkOverwrite
 from router.engine.start import run_lock
@@ -394,7 +394,7 @@ def test_quarantined_rows_are_in_a_table_once(make_query: MakeQuery, spark: Spar
     repaired(query, spark, "silver.uno")
 
     assert ids(query, "uno") == [1, 2, 3]
-    assert quarantined(query.config, query.lake) == []
+    assert list_quarantined(query.config, query.lake) == []
     query.take(records([{"game": "uno", "id": 4, "bonus": 1.5}], first=200))
     assert ids(query, "uno") == [1, 2, 3, 4]
     assert wrong(query) == {}
@@ -415,12 +415,12 @@ def test_rows_that_wait_for_an_older_copy_are_in_the_repaired_table_once(
     shutil.rmtree(path(query, "silver.uno"))
     shutil.copytree(copy, path(query, "silver.uno"))
     query.take(records([{"game": "uno", "id": 3}], first=200))
-    assert [rows.kind for rows in quarantined(query.config, query.lake)] == ["unblock"]
+    assert [rows.kind for rows in list_quarantined(query.config, query.lake)] == ["unblock"]
 
     repaired(query, spark, "silver.uno")
 
     assert ids(query, "uno") == [1, 2, 3]
-    assert quarantined(query.config, query.lake) == []
+    assert list_quarantined(query.config, query.lake) == []
     query.take(records([{"game": "uno", "id": 4}], first=300))
     assert ids(query, "uno") == [1, 2, 3, 4]
     assert wrong(query) == {}
@@ -477,14 +477,14 @@ def test_a_damaged_table_is_repaired_while_its_rows_go_to_the_quarantine(
     assert {one.table: one.state for one in table_states(query.config)}["silver.go"] == "unreadable"
     done = repaired(query, spark, "silver.go")
     assert (done.rows, ids(query, "go")) == (12, expected(4))
-    for found in quarantined(query.config, query.lake):
+    for found in list_quarantined(query.config, query.lake):
         try_now(query.store, found.place)
     query.take(batch(5))
     query.take(batch(6))
 
     for game in GAMES:
         assert ids(query, game) == expected(7)
-    assert quarantined(query.config, query.lake) == []
+    assert list_quarantined(query.config, query.lake) == []
     assert wrong(query) == {}
 
 

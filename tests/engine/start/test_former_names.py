@@ -13,7 +13,7 @@ from router.config.loader import load
 from router.engine import ledger
 from router.engine.audit.verify import verify_tables
 from router.engine.preflight.lake_changes import refuse_changes
-from router.engine.quarantine.table import approve, quarantined
+from router.engine.quarantine.table import list_quarantined, write_approval
 from router.registry import load_registry
 from router_sinks import Delta, Upsert
 from tests.engine.preflight.test_lake_changes import DELTA, EVENTS, begun, changes_of, in_the_outbox, route
@@ -82,15 +82,15 @@ def test_quarantined_and_approved_rows_stay_with_a_renamed_route(make_query: Mak
     waiting = route(Delta(table="silver.calls"), name="calls", expect=(SMALL,))
     query = begun(make_query, tmp_path, route(DELTA), waiting)
     query.take(records(EVENTS))
-    (rows,) = quarantined(query.config, query.lake)
-    approve(query.store, rows)
+    (rows,) = list_quarantined(query.config, query.lake)
+    write_approval(query.store, rows)
 
     after = renamed(query)
     refuse_changes(changes_of(after), frozenset())
     after.take(records([{"game": "uno", "n": 7}], first=10))
     assert sorted(row["n"] for row in after.rows("silver.calls")) == [0, 1, 2, 7]
     after.take(records([{"game": "uno", "n": 0}], first=20))
-    assert [part.rows for part in quarantined(after.config, after.lake)] == [1]
+    assert [part.rows for part in list_quarantined(after.config, after.lake)] == [1]
     assert [problem for audit in verify_tables(after.config) for problem in audit.problems] == []
 
 

@@ -150,7 +150,7 @@ def test_spark_takes_a_route_whose_expressions_fail_in_tasks(
             nodes[0 if part == "rule" else 2] = broken
         return nodes
 
-    monkeypatch.setattr(route_module, "translate", with_fault)
+    monkeypatch.setattr(route_module, "translate_columns", with_fault)
     routes = (games(select=("event.game", "event.n + 1 AS more")), ALL)
     query = make_query(tmp_path, routes=routes, decode=JSON, bronze="bronze.raw")
 
@@ -171,7 +171,7 @@ def test_spark_takes_the_expectations_of_bronze_that_fail_in_tasks(
 ) -> None:
     """Without it a fault of the evaluator counts each record as a violation."""
     broken = Node("Broken", "boolean", of=(Node("column", "long", with_="offset"),))
-    monkeypatch.setattr(planner_module, "translate", lambda frame, columns: [broken])
+    monkeypatch.setattr(planner_module, "translate_columns", lambda frame, columns: [broken])
     bronze = {"table": "bronze.raw", "expect": [{"name": "early", "sql": "offset < 20", "otherwise": "warn"}]}
     query = make_query(tmp_path, routes=(games(), ALL), decode=JSON, bronze=bronze)
 
@@ -227,7 +227,7 @@ def test_rows_that_their_table_cannot_be_given_go_to_its_quarantine(
     quarantine = counts.pop(next(table for table in counts if table.startswith("quarantine.")))
     assert quarantine == 31
     assert counts == {"s.uno": 11, "s.poker": 10, "s.rummy": 10, "bronze.raw": 31}
-    assert "Integer value 1000 not in range" in next(iter(query.batches.quarantine.blocked().values()))
+    assert "Integer value 1000 not in range" in next(iter(query.batches.quarantine.blocked_reasons().values()))
 
 
 @pytest.mark.parametrize("error", [pa.ArrowNotImplementedError, OSError, RuntimeError])

@@ -307,7 +307,7 @@ def check(drawn: Drawn) -> list[str]:
             findings.note("no route takes it, and that is not said", place, found)
     for number, route in enumerate(drawn.routes):
         check_route(drawn, number, route, expected, letters, findings)
-    if blocked := query.batches.quarantine.blocked():
+    if blocked := query.batches.quarantine.blocked_reasons():
         findings.append(f"tables are blocked: {blocked}")
     for audit in verify_tables(query.config, contents=True):
         findings += [f"verify: {audit.table}: {problem}" for problem in audit.problems]
