@@ -30,7 +30,7 @@ import yaml
 from confluent_kafka import Producer
 from requests.adapters import HTTPAdapter
 
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Trigger
 from router.engine.spark.session import build_session
 from router.engine.stream import RunOptions, run
@@ -167,7 +167,7 @@ def _loaded(folder: Path, servers: str, topic: str, url: str) -> Any:
         "routes": [{"name": "all", "match": {"sql": "true"}, "sinks": [{"tables": {"table": "silver.{event.game}"}}]}],
         "spark": {"spark.master": "local[2]", "spark.ui.enabled": False},
     }
-    return load(folder / f"{topic}.yaml", load_registry(), text=yaml.safe_dump(content))
+    return load_config(folder / f"{topic}.yaml", load_registry(), text=yaml.safe_dump(content))
 
 
 def _batches(loaded: Any, spark: SparkSession) -> list[float]:

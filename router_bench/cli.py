@@ -10,7 +10,7 @@ import click
 from router.cli import config_argument, existing_file, plugin_option
 from router.cli.documents import json_option
 from router.cli.values import parse_number, parse_pairs
-from router.config.loader import load
+from router.config.loader import load_config
 from router.errors import StartError
 from router.registry import load_registry
 from router_bench.estimate import estimate_options, show_estimate
@@ -102,7 +102,7 @@ def bench(
     tables within --latency, by measured constants, right within about a quarter. That starts no Spark.
     """
     if rate is not None:
-        show_estimate(load(file, load_registry(plugin_files)).config, rate, tables, options, as_json=as_json)
+        show_estimate(load_config(file, load_registry(plugin_files)).config, rate, tables, options, as_json=as_json)
         return
     if as_json:
         raise click.UsageError("--json goes with --estimate; a measurement writes NAME.json")
@@ -114,7 +114,7 @@ def bench(
 
     from router.engine.spark.session import ready_to_start
 
-    loaded = bench_sweep.checked(load(file, load_registry(plugin_files)))
+    loaded = bench_sweep.checked(load_config(file, load_registry(plugin_files)))
     # Each run is a process of its own, and none is to fail for want of Java.
     ready_to_start(loaded.config)
     sweep = bench_sweep.Sweep(

@@ -9,7 +9,7 @@ import click
 
 from router.cli.documents import show_json
 from router.cli.listing import show_sentences
-from router.cli.values import parse_interval, parse_number
+from router.cli.values import parse_number, read_interval_option
 from router.engine.preflight.sizing import Load, count_tables
 from router.engine.preflight.sizing import size as compute_size
 
@@ -55,7 +55,7 @@ def estimate_options(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option(
             "--latency",
-            callback=parse_interval,
+            callback=read_interval_option,
             default="10s",
             show_default=True,
             help="With --estimate: from a topic into its table.",

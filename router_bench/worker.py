@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from router.api.sinks import ApplyingSink
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Source, Trigger
 from router.engine.spark.session import build_session, stop_session
 from router.engine.stream import RunOptions, run
@@ -92,7 +92,7 @@ class BenchRun:
 def main(path: Path) -> None:
     """Do the job in a file."""
     job = Job.read(path)
-    loaded = load(Path(job.file), load_registry([Path(file) for file in job.plugins]))
+    loaded = load_config(Path(job.file), load_registry([Path(file) for file in job.plugins]))
     spark = build_session(loaded.config, job.master)
     try:
         for partitions, topic in job.topics.items():
@@ -152,7 +152,7 @@ def bound(loaded: Loaded, job: Job, topic: str, place: str) -> Loaded:
         if left_out:
             # Events that only a sink which is left out would take are no dead letters.
             changes |= {"routes": routes, "unmatched": "drop"}
-    return loaded.changed(**changes)
+    return loaded.with_fields(**changes)
 
 
 def kafka_source(config: Config) -> KafkaSource:

@@ -18,7 +18,7 @@ import yaml
 from pyspark.sql import types as T
 from typing_extensions import override
 
-from router.api.columns import quoted, sql_text
+from router.api.columns import quote_identifier, sql_text
 from router.errors import printable
 from router.table_names import underscored, usable
 from router_init.formats import PLAIN_NAME
@@ -204,7 +204,7 @@ def quote_name(name: str) -> str:
     """Return a name as SQL takes it."""
     if PLAIN_NAME.fullmatch(name):
         return name
-    return quoted(name).replace("${", "$${")
+    return quote_identifier(name).replace("${", "$${")
 
 
 def write_type(kind: T.DataType) -> str:

@@ -16,7 +16,7 @@ from benchmarks.runs import Run
 from benchmarks.s3_server import s3_server
 from benchmarks.subjects import Subject
 from benchmarks.subjects.baselines import settings
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Config, Trigger
 from router.engine import stream
 from router.engine.spark.session import build_session
@@ -43,7 +43,7 @@ def _run(spark: SparkSession, task: Task) -> Run:
     """Take `events` batches for `games` tables; count the requests after the batch that makes the tables."""
     registry = load_registry([])
     with s3_server("lake") as server:
-        loaded = load(_configuration(Path(task.folder), server, task), registry)
+        loaded = load_config(_configuration(Path(task.folder), server, task), registry)
         requests_of_first_batch: list[int] = []
 
         def note_first_batch(report: BatchReport, behind: int | None) -> None:

@@ -21,7 +21,7 @@ from benchmarks.subjects import Subject, bare
 from benchmarks.subjects.baselines import settings
 from benchmarks.verify import bronze_and_profiles, bronze_and_tables, offsets_read, records_read
 from router import Preparation
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Trigger
 from router.engine.checkpoint_store import LearntSchemas, lake_and_checkpoint
 from router.engine.reprocess.context import ReprocessContext
@@ -87,7 +87,7 @@ def write_yaml(task: Task, content: Mapping[str, Any]) -> Path:
 
 def write_and_load(task: Task, content: Mapping[str, Any]) -> Loaded:
     """Write a configuration, and return what the router reads."""
-    return load(write_yaml(task, content), load_registry())
+    return load_config(write_yaml(task, content), load_registry())
 
 
 def write_configuration(task: Task) -> Path:
@@ -97,13 +97,13 @@ def write_configuration(task: Task) -> Path:
 
 def start_session(task: Task) -> SparkSession:
     """Return the session that the router starts for a task."""
-    return build_session(load(write_configuration(task), load_registry()).config)
+    return build_session(load_config(write_configuration(task), load_registry()).config)
 
 
 def _drain_topic(spark: SparkSession, task: Task) -> Run:
     """Drain the topic with the engine in this process: with `start_session` the place that knows the engine's names."""
     registry = load_registry()
-    return drain(spark, load(write_configuration(task), registry), registry)
+    return drain(spark, load_config(write_configuration(task), registry), registry)
 
 
 def drain(spark: SparkSession, loaded: Loaded, registry: Registry, status: StatusBoard | None = None) -> Run:
@@ -151,7 +151,7 @@ def _plain_command(task: Task) -> list[str]:
 
 def session_settings(task: Task) -> dict[str, str]:
     """Return what the router would start its session with on this machine."""
-    config = load(write_configuration(task), load_registry()).config
+    config = load_config(write_configuration(task), load_registry()).config
     return {"spark.app.name": "benchmark", **session_builder(config.spark, local_master(config))._options}
 
 
@@ -167,7 +167,7 @@ ROWS = 10_000
 
 def _decode(spark: SparkSession, task: Task) -> Run:
     """Decode the topic's records from memory: in this thread, or as Spark's expressions in one task."""
-    config = load(write_configuration(task), load_registry()).config
+    config = load_config(write_configuration(task), load_registry()).config
     raw = sample(spark, config, task.events).coalesce(1).cache()
     read = raw.count()
     nothing = Preparation(Path(task.folder), False, raw.limit, LearntSchemas())
@@ -220,7 +220,7 @@ def _measure_refresh(spark: SparkSession, task: Task) -> Run:
     """
     drained = _drain_topic(spark, task)
     registry = load_registry()
-    loaded = load(write_configuration(task), registry)
+    loaded = load_config(write_configuration(task), registry)
     lake, checkpoint = lake_and_checkpoint(loaded.config)
     preparation = Preparation(Path(task.folder), False, lambda rows: None, LearntSchemas())
     config = loaded.config.model_copy(update={"decode": loaded.config.decode.prepare(preparation)})

@@ -28,7 +28,7 @@ from benchmarks.subjects.baselines import settings
 from benchmarks.subjects.posting import LATENCY
 from benchmarks.subjects.router import start_session, write_and_load, write_configuration
 from benchmarks.verify import compare, count_rows
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Trigger
 from router.engine.spark.session import build_session
 from router.engine.stream import RunOptions, run
@@ -97,7 +97,7 @@ class Stream:
         self._changed = threading.Condition()
         self._spark = spark
         self._registry = load_registry()
-        self._loaded = load(write_configuration(task), self._registry)
+        self._loaded = load_config(write_configuration(task), self._registry)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 

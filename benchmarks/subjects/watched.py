@@ -18,7 +18,7 @@ from benchmarks.subjects import Subject
 from benchmarks.subjects.router import configuration, drain, start_session, write_yaml
 from benchmarks.verify import bronze_and_tables
 from router.cli.run import served
-from router.config.loader import load
+from router.config.loader import load_config
 from router.engine.status.board import StatusBoard
 from router.registry import load_registry
 from router.spark_internals import collect_garbage
@@ -84,7 +84,7 @@ def _drain(spark: SparkSession, task: Task, *, watched: bool) -> tuple[Run, int]
         content["ui"] = {"address": f"127.0.0.1:{port}"}
     file = write_yaml(task, content)
     registry = load_registry()
-    loaded = load(file, registry)
+    loaded = load_config(file, registry)
     board = StatusBoard(loaded.config.name)
     answered = Path(task.folder, "scrapes")
     began = time.perf_counter()

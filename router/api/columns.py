@@ -26,7 +26,7 @@ TIMES = {
 """How times are written in JSON: Spark would cut them to milliseconds, and the offsets of old dates to minutes."""
 
 
-def quoted(name: str) -> str:
+def quote_identifier(name: str) -> str:
     """Return a name as Spark takes it, whatever characters it has."""
     return "`" + name.replace("`", "``") + "`"
 
@@ -38,7 +38,7 @@ def sql_text(text: str) -> str:
 
 def row(names: Iterable[str]) -> Column:
     """Return columns as one struct, whatever characters their names have."""
-    return F.struct(*[F.col(quoted(name)) for name in names])
+    return F.struct(*[F.col(quote_identifier(name)) for name in names])
 
 
 def tried(column: Column) -> Column:
@@ -52,7 +52,7 @@ def tried(column: Column) -> Column:
     return spark_internals.tried(column)
 
 
-def holds(guard: Column, condition: Column) -> Column:
+def holds_where(guard: Column, condition: Column) -> Column:
     """Return whether a condition is true on the rows on which `guard` is; null and an error are false."""
     return F.coalesce(tried(F.when(guard, condition)), F.lit(False))
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 RAISED = "the decoder raises "
 """The beginning of the `_error` of a row on which a decoder's function raised."""
-_SHOWN = 300
+_ERROR_CHARACTERS = 300
 """Characters of such an `_error`, at most: it quotes the exception."""
 
 
@@ -61,16 +61,16 @@ def decode_batch(records: pa.RecordBatch, decoding: ArrowDecoding) -> pa.RecordB
     PluginError if the function breaks its contract. Runs on executors.
     """
 
-    def decode(start: int, stop: int) -> pa.RecordBatch:
+    def decode_rows(start: int, stop: int) -> pa.RecordBatch:
         part = records[start:stop]
         decoded = decoding.function(part, decoding.argument)
-        _check(decoded, part, decoding)
+        _check_decoded(decoded, part, decoding)
         return decoded
 
-    pieces = by_halves(decode, records.num_rows)
+    pieces = by_halves(decode_rows, records.num_rows)
     decoded = pieces[0].made
     if decoded is None or len(pieces) > 1:
-        decoded = _join(pieces, decoding)
+        decoded = _join_pieces(pieces, decoding)
     return _with_reasons(decoded)
 
 
@@ -94,7 +94,7 @@ def _with_reasons(decoded: pa.RecordBatch) -> pa.RecordBatch:
     return decoded.set_column(number, decoded.schema.field(number), pc.if_else(without_reason, texts, errors))
 
 
-def _check(decoded: pa.RecordBatch, records: pa.RecordBatch, decoding: ArrowDecoding) -> None:
+def _check_decoded(decoded: pa.RecordBatch, records: pa.RecordBatch, decoding: ArrowDecoding) -> None:
     """Raise PluginError if the function did not return the columns of `adds` for every row."""
     names = decoding.adds.fieldNames()
     if not isinstance(decoded, type(records)):
@@ -111,7 +111,7 @@ def _check(decoded: pa.RecordBatch, records: pa.RecordBatch, decoding: ArrowDeco
     raise PluginError(module, f"{name} {problem}")
 
 
-def _join(pieces: list[Halved[pa.RecordBatch]], decoding: ArrowDecoding) -> pa.RecordBatch:
+def _join_pieces(pieces: list[Halved[pa.RecordBatch]], decoding: ArrowDecoding) -> pa.RecordBatch:
     """Concatenate decoded batches; a row on which the function raises has the error as its `_error`, nothing else."""
     import pyarrow as pa  # noqa: PLC0415 - `import router` is quick without pyarrow
 
@@ -125,16 +125,16 @@ def _join(pieces: list[Halved[pa.RecordBatch]], decoding: ArrowDecoding) -> pa.R
             if piece.made is not None:
                 arrays.append(piece.made.column(number))
             elif field.name == "_error":
-                arrays.append(pa.array([described(RAISED, piece.error)], field.type))
+                arrays.append(pa.array([describe_error(RAISED, piece.error)], field.type))
             else:
                 arrays.append(pa.nulls(1, field.type))
         columns.append(pa.concat_arrays(arrays))
     return pa.RecordBatch.from_arrays(columns, names=schema.names)
 
 
-def described(raised: str, error: BaseException | None) -> str:
+def describe_error(raised: str, error: BaseException | None) -> str:
     """Return the reason of a row on which a step raises: `raised` says which step, and that it does."""
-    return f"{raised}{type(error).__name__}: {error}"[:_SHOWN]
+    return f"{raised}{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]
 
 
 def keep_archives() -> None:

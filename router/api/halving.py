@@ -43,10 +43,10 @@ def by_halves(
     `step(start, stop)` makes something of these rows. Raises what no row has caused, by `is_caused`, and what the step
     raises on a batch without rows.
     """
-    return _halves(step, is_caused, 0, rows)
+    return _run_by_halves(step, is_caused, 0, rows)
 
 
-def _halves(
+def _run_by_halves(
     step: Callable[[int, int], Made], is_caused: Callable[[BaseException], bool], start: int, stop: int
 ) -> list[Halved[Made]]:
     try:
@@ -58,4 +58,4 @@ def _halves(
             return [Halved(start, stop, error=error)]
     # Some row raises: look for it in each half.
     middle = (start + stop) // 2
-    return [*_halves(step, is_caused, start, middle), *_halves(step, is_caused, middle, stop)]
+    return [*_run_by_halves(step, is_caused, start, middle), *_run_by_halves(step, is_caused, middle, stop)]

@@ -17,7 +17,7 @@ from pydantic_core import CoreSchema, core_schema
 from pyspark.sql.types import StructType
 
 from router.api.columns import row
-from router.api.decoding import ArrowDecoding, decode_batch, described
+from router.api.decoding import ArrowDecoding, decode_batch, describe_error
 from router.api.halving import by_halves
 from router.errors import StartError
 
@@ -87,11 +87,11 @@ class Part(BaseModel):
             return schema
         named = core_schema.dict_schema(core_schema.str_schema(), min_length=1, max_length=1)
         return core_schema.with_info_before_validator_function(
-            cls._resolve, core_schema.is_instance_schema(cls), json_schema_input_schema=named
+            cls._resolve_part, core_schema.is_instance_schema(cls), json_schema_input_schema=named
         )
 
     @classmethod
-    def _resolve(cls, value: Any, info: ValidationInfo) -> Any:
+    def _resolve_part(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, cls):
             return value
         resolve = (info.context or {}).get("resolve")
@@ -259,13 +259,13 @@ def _decoding_task(
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function of one task, for mapInArrow: it keeps the raw columns and adds the decoded ones."""
 
-    def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def decode_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for records in batches:
             added = decode_batch(records, decoding)
             raw = records.select(raw_columns)
             yield records.from_arrays([*raw.columns, *added.columns], names=[*raw_columns, *added.schema.names])
 
-    return decode
+    return decode_batches
 
 
 class Rule(Part, ABC):
@@ -337,7 +337,7 @@ class Encoding:
                 # ValueError is how a function refuses a row.
                 is_refused = isinstance(piece.error, ValueError)
                 encoded.reasons[piece.start] = (
-                    str(piece.error) if is_refused else described(ENCODER_RAISES, piece.error)
+                    str(piece.error) if is_refused else describe_error(ENCODER_RAISES, piece.error)
                 )
                 encoded.values.append(None)
                 continue

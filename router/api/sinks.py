@@ -298,11 +298,11 @@ class Resent:
     in_doubt: int = 0
     left: str = ""
 
-    def were(self, status: str) -> int:
+    def count_before(self, status: str) -> int:
         """Return how many of the moved rows had a status before."""
         return sum(rows for (before, _), rows in self.moved.items() if before == status)
 
-    def are(self, status: str) -> int:
+    def count_now(self, status: str) -> int:
         """Return how many of the moved rows have a status now."""
         return sum(rows for (_, after), rows in self.moved.items() if after == status)
 
@@ -316,7 +316,7 @@ class Applied(NamedTuple):
     in_doubt: int = 0
 
     @property
-    def done(self) -> int:
+    def finished_rows(self) -> int:
         """Return the number of rows that need no further work."""
         return self.applied + self.dead + self.parked
 

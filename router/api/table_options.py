@@ -16,32 +16,32 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-_FLAG = re.compile(r"true|false")
-_NUMBER = re.compile(r"-?[0-9]{1,18}")
-_TIME = re.compile(r"interval [0-9]{1,6} (second|minute|hour|day|week)s?")
+_FLAG_FORM = re.compile(r"true|false")
+_NUMBER_FORM = re.compile(r"-?[0-9]{1,18}")
+_TIME_FORM = re.compile(r"interval [0-9]{1,6} (second|minute|hour|day|week)s?")
 PROPERTIES_OF_DELTA_RS = {
-    "delta.autoOptimize.autoCompact": _FLAG,
-    "delta.autoOptimize.optimizeWrite": _FLAG,
-    "delta.checkpoint.writeStatsAsJson": _FLAG,
-    "delta.checkpoint.writeStatsAsStruct": _FLAG,
-    "delta.checkpointInterval": _NUMBER,
-    "delta.dataSkippingNumIndexedCols": _NUMBER,
+    "delta.autoOptimize.autoCompact": _FLAG_FORM,
+    "delta.autoOptimize.optimizeWrite": _FLAG_FORM,
+    "delta.checkpoint.writeStatsAsJson": _FLAG_FORM,
+    "delta.checkpoint.writeStatsAsStruct": _FLAG_FORM,
+    "delta.checkpointInterval": _NUMBER_FORM,
+    "delta.dataSkippingNumIndexedCols": _NUMBER_FORM,
     "delta.dataSkippingStatsColumns": re.compile(r".+"),
-    "delta.deletedFileRetentionDuration": _TIME,
-    "delta.enableChangeDataFeed": _FLAG,
-    "delta.enableExpiredLogCleanup": _FLAG,
-    "delta.logRetentionDuration": _TIME,
-    "delta.randomizeFilePrefixes": _FLAG,
+    "delta.deletedFileRetentionDuration": _TIME_FORM,
+    "delta.enableChangeDataFeed": _FLAG_FORM,
+    "delta.enableExpiredLogCleanup": _FLAG_FORM,
+    "delta.logRetentionDuration": _TIME_FORM,
+    "delta.randomizeFilePrefixes": _FLAG_FORM,
 }
 """The properties that delta-rs writes and respects, with their values. Of some others it writes the name only."""
-_PROPERTIES = {
+_PROPERTIES_OF_DELTA = {
     **PROPERTIES_OF_DELTA_RS,
-    "delta.appendOnly": _FLAG,
+    "delta.appendOnly": _FLAG_FORM,
     "delta.columnMapping.mode": re.compile(r"none|name"),
-    "delta.enableDeletionVectors": _FLAG,
-    "delta.enableInCommitTimestamps": _FLAG,
-    "delta.enableRowTracking": _FLAG,
-    "delta.enableTypeWidening": _FLAG,
+    "delta.enableDeletionVectors": _FLAG_FORM,
+    "delta.enableInCommitTimestamps": _FLAG_FORM,
+    "delta.enableRowTracking": _FLAG_FORM,
+    "delta.enableTypeWidening": _FLAG_FORM,
 }
 """The properties that Delta knows, with their values: https://docs.delta.io/latest/table-properties.html"""
 REFUSED_PROPERTIES = {
@@ -49,7 +49,9 @@ REFUSED_PROPERTIES = {
     "delta.setTransactionRetentionDuration": "transaction ids keep a batch from being written twice; remove it",
 }
 """Properties that no table of the router must have, and why."""
-RESERVED = frozenset({"collation", "comment", "external", "is_managed_location", "location", "owner", "provider"})
+RESERVED_PROPERTIES = frozenset(
+    {"collation", "comment", "external", "is_managed_location", "location", "owner", "provider"}
+)
 
 
 def check_property(name: str, value: str, refused: Mapping[str, str]) -> str:
@@ -57,7 +59,7 @@ def check_property(name: str, value: str, refused: Mapping[str, str]) -> str:
 
     `refused` are further properties that it must not have, and why. Those without `delta.` in front are free text.
     """
-    if name in RESERVED:
+    if name in RESERVED_PROPERTIES:
         raise ValueError(f"{name}: Spark keeps properties of this name for itself; take another name, or `comment`")
     if not name.startswith("delta."):
         return value
@@ -66,18 +68,22 @@ def check_property(name: str, value: str, refused: Mapping[str, str]) -> str:
         raise ValueError(f"{name}: {all_refused[name]}")
     if name.startswith("delta.constraints."):
         raise ValueError(f"{name}: a CHECK is added to an existing table: ALTER TABLE ... ADD CONSTRAINT")
-    if name not in _PROPERTIES and name not in all_refused:
+    if name not in _PROPERTIES_OF_DELTA and name not in all_refused:
         hint = ""
-        for similar in get_close_matches(name, _PROPERTIES, n=1):
+        for similar in get_close_matches(name, _PROPERTIES_OF_DELTA, n=1):
             hint = f"; did you mean {similar}?"
         raise ValueError(f"{name}: Delta knows no such property{hint}")
-    if name in _PROPERTIES and not _PROPERTIES[name].fullmatch(value):
-        raise ValueError(f"{name}: {value!r} is not a value of it; {_form(_PROPERTIES[name])}")
+    if name in _PROPERTIES_OF_DELTA and not _PROPERTIES_OF_DELTA[name].fullmatch(value):
+        raise ValueError(f"{name}: {value!r} is not a value of it; {_describe_form(_PROPERTIES_OF_DELTA[name])}")
     return value
 
 
-def _form(kind: re.Pattern[str]) -> str:
-    forms = {_FLAG: "write true or false", _NUMBER: "write a number", _TIME: "write a time: interval 7 days"}
+def _describe_form(kind: re.Pattern[str]) -> str:
+    forms = {
+        _FLAG_FORM: "write true or false",
+        _NUMBER_FORM: "write a number",
+        _TIME_FORM: "write a time: interval 7 days",
+    }
     return forms.get(kind, f"write {kind.pattern.replace('|', ' or ')}")
 
 
@@ -103,17 +109,17 @@ class NewTable(BaseModel):
 
     @field_validator("partition_by", "cluster_by")
     @classmethod
-    def _columns(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _as_column_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(name.removeprefix("event.") for name in names)
 
     @field_validator("comments")
     @classmethod
-    def _commented(cls, comments: dict[str, str]) -> dict[str, str]:
+    def _as_column_comments(cls, comments: dict[str, str]) -> dict[str, str]:
         return {name.removeprefix("event."): text for name, text in comments.items()}
 
     @field_validator("properties")
     @classmethod
-    def _known(cls, properties: dict[str, str]) -> dict[str, str]:
+    def _check_properties(cls, properties: dict[str, str]) -> dict[str, str]:
         return {name: check_property(name, value, cls.refused_properties) for name, value in properties.items()}
 
     @model_validator(mode="after")
@@ -123,7 +129,7 @@ class NewTable(BaseModel):
         return self
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Return whether a table is made as without any of these options."""
         return not (self.partition_by or self.cluster_by or self.properties or self.comment)
 
@@ -135,7 +141,7 @@ class NewTable(BaseModel):
         """Return these options alone, which go to tasks."""
         return NewTable.model_construct(**{name: getattr(self, name) for name in NewTable.model_fields})
 
-    def staged(self, partition_by: tuple[str, ...]) -> NewTable:
+    def for_replacement(self, partition_by: tuple[str, ...]) -> NewTable:
         """Return the options of a table that is merged from nothing, to replace one with these partitions.
 
         The one it replaces has the properties, the clustering and the comment already.
@@ -143,7 +149,7 @@ class NewTable(BaseModel):
         return NewTable(partition_by=partition_by, comments=self.comments)
 
 
-PLAIN = NewTable()
+PLAIN_TABLE = NewTable()
 """The options of a table that nobody wishes otherwise."""
 
 LocationOption = Annotated[

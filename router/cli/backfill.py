@@ -12,8 +12,8 @@ import click
 from router.cli import config_argument, master_option, plugin_option
 from router.cli.documents import json_option, show_json
 from router.cli.session import stream_held_off, watched_session
-from router.config.loader import load
-from router.config.models import moment
+from router.config.loader import load_config
+from router.config.models import parse_zoned_moment
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def backfill(
 
     # What the command line says wrong is said before plugins and file are read.
     chosen = _parse_range(begin, end)
-    loaded = load(file, load_registry(plugin_files))
+    loaded = load_config(file, load_registry(plugin_files))
     stop = threading.Event()
     # Bronze is read by Spark, a topic by the tasks alone.
     from_bronze = loaded.config.bronze is not None
@@ -92,7 +92,7 @@ def _parse_range(begin: str, end: str) -> RecordRange:
 def _parse_place(text: str, option: str) -> float | dict[str, dict[int, int]]:
     """Return a time in seconds since 1970, or offsets by topic and partition."""
     try:
-        return moment(text).timestamp()
+        return parse_zoned_moment(text).timestamp()
     except ValueError:
         pass
     offsets: dict[str, dict[int, int]] = {}

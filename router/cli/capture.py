@@ -20,7 +20,7 @@ from router.cli import echo_message
 from router.cli.dead_letters import cut
 from router.cli.masking import Mask, UnmaskableError
 from router.cli.session import spark_session
-from router.config.loader import load
+from router.config.loader import load_config
 from router.engine.preflight.route_tests import (
     LETTER_COLUMNS,
     SUFFIX,
@@ -69,7 +69,7 @@ def capture_record(
         raise StartError(f"{path} has this record already: router test {shlex.quote(str(path))}")
 
     trial = tests.model_copy(update={"tests": tuple(cases)})
-    loaded = load(file, registry, environ={**os.environ, **tests.variables})
+    loaded = load_config(file, registry, environ={**os.environ, **tests.variables})
     click.echo("the case is tried first, which starts Spark", err=True)
     with spark_session(loaded.config) as session:
         results = list(run_tests(loaded, trial, session))

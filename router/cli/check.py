@@ -13,7 +13,7 @@ from router.cli import config_argument, existing_file, plugin_option
 from router.cli.documents import json_option, junit_report, show_json
 from router.cli.saves import runs_at_saves
 from router.cli.session import spark_session
-from router.config.loader import Loaded, load, load_sound
+from router.config.loader import Loaded, load_config, load_sound
 from router.config.problems import sort_problems
 from router.errors import ConfigError, RouterError
 from router.registry import Entry, Registry, load_registry, missing_extras
@@ -66,10 +66,10 @@ def check(
     problems: tuple[Problem, ...] = ()
     try:
         # With --plan and --lake Spark decides; what it does not come to is added below.
-        loaded = load(file, registry, sql=not plan and not lake)
+        loaded = load_config(file, registry, sql=not plan and not lake)
         missing = list(missing_extras(loaded.config).values())
         if missing:
-            raise ConfigError((loaded.problem((), missing[0]),))
+            raise ConfigError((loaded.problem_at((), missing[0]),))
         if plan:
             from router.engine.preflight.check import check_plan
 
@@ -123,7 +123,7 @@ def with_plan_of_rest(file: Path, registry: Registry, problems: tuple[Problem, .
 def with_written_sql(file: Path, registry: Registry, problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
     """Add the mistakes that Spark did not come to, since an earlier step raised; no place is named twice."""
     try:
-        load(file, registry, sql=True)
+        load_config(file, registry, sql=True)
     except ConfigError as error:
         # A problem of all routes says nothing of one of them.
         places = [problem.path for problem in problems if problem.path.count(".") > 1]
@@ -153,14 +153,14 @@ def _changes(loaded: Loaded, changes: list[Change]) -> list[dict[str, Any]]:
     """Return changes as problems are, with their severity."""
     rows = []
     for change in changes:
-        rows.append({"severity": change.severity, **asdict(loaded.problem(change.place, change.what, change.todo))})
+        rows.append({"severity": change.severity, **asdict(loaded.problem_at(change.place, change.what, change.todo))})
     return rows
 
 
 def _show_changes(loaded: Loaded, changes: list[Change]) -> None:
     """Print a line for each change, with its place."""
     for change in changes:
-        click.echo(str(loaded.problem(change.place, f"{change.severity}: {change.what}", change.todo)))
+        click.echo(str(loaded.problem_at(change.place, f"{change.severity}: {change.what}", change.todo)))
     if not changes:
         click.echo("no change for checkpoint, ledger or tables")
 
@@ -208,7 +208,7 @@ def test(
     loaded_of_files = []
     for file, tests in zip(files, tests_of_files, strict=True):
         environ = {**os.environ, **tests.variables}
-        loaded_of_files.append(load(tests.tested(file), registry, environ=environ))
+        loaded_of_files.append(load_config(tests.tested(file), registry, environ=environ))
 
     cases: list[dict[str, Any]] = []
     # One session for all files; each case has a lake of its own, so that none is reached for.

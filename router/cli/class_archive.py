@@ -22,7 +22,7 @@ import pyspark
 from py4j.protocol import Py4JJavaError
 
 from router.cli.session import spark_session
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Trigger
 from router.engine.spark.connectors import CONNECTORS, known_jars, resolved_jars
 from router.engine.spark.session import class_archive
@@ -125,7 +125,7 @@ def _small_configuration(folder: Path, settings: dict[str, str]) -> Path:
 def _run(path: Path) -> None:
     """Run a configuration in this process, then load the classes of the Kafka source."""
     registry = load_registry()
-    loaded = load(path, registry)
+    loaded = load_config(path, registry)
     with spark_session(loaded.config) as session:
         run(loaded, registry, session, RunOptions(trigger=Trigger(once=True)))
         _load_kafka(session)

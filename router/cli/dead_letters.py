@@ -14,7 +14,7 @@ from router.cli import config_argument, plugin_option
 from router.cli.documents import json_option
 from router.cli.listing import Listing, ListingField, ListOptions, list_options, show_list
 from router.cli.values import parse_since
-from router.config.loader import load
+from router.config.loader import load_config
 from router.errors import printable
 from router.registry import load_registry
 from router.stages import Stage
@@ -100,7 +100,7 @@ def dead_letters(
             "--capture prints no list: it goes without --json, --samples, --watch, --sort and --only"
         )
     registry = load_registry(plugin_files)
-    config = load(file, registry).config
+    config = load_config(file, registry).config
     seconds = None if since is None else parse_since(since)
     identity, sink = config.identity_of(route, name)
     selection = DeadLetterSelection(stages, identity, sink, reason, seconds, replayed)

@@ -46,7 +46,7 @@ def doctor(file: Path | None, as_json: bool, plugin_files: tuple[Path, ...]) -> 
 
 def _load(file: Path | None, plugin_files: tuple[Path, ...]) -> tuple[Config | None, list[Diagnosis]]:
     """Return the configuration, None if it cannot be loaded, and what is said about it."""
-    from router.config.loader import load
+    from router.config.loader import load_config
     from router.engine.preflight.doctor import Diagnosis
     from router.registry import load_registry
 
@@ -54,7 +54,7 @@ def _load(file: Path | None, plugin_files: tuple[Path, ...]) -> tuple[Config | N
         registry = load_registry(plugin_files)
         if file is None:
             return None, []
-        return load(file, registry).config, [Diagnosis("configuration", "ok", f"{file} is good")]
+        return load_config(file, registry).config, [Diagnosis("configuration", "ok", f"{file} is good")]
     except ConfigError as error:
         return None, [Diagnosis("configuration", "wrong", str(problem)) for problem in error.problems]
     except PluginError as error:

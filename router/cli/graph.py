@@ -25,8 +25,8 @@ from router.api.parts import Part
 from router.api.sinks import LakeSink
 from router.cli import config_argument, plugin_option
 from router.cli.documents import json_option, show_json
-from router.config.loader import load
-from router.config.models import as_template, names_of, reads
+from router.config.loader import load_config
+from router.config.models import as_template, names_of, reads_tables_of
 from router.counts import BY_NAME
 from router.errors import TableError, printable
 from router.registry import load_registry
@@ -129,7 +129,7 @@ format_option = click.option(
 @plugin_option
 def graph(file: Path, lake: bool, table: str | None, form: str, as_json: bool, plugin_files: tuple[Path, ...]) -> None:
     """Draw the configuration FILE: where records come from, their routes, and where they end. Needs no Spark."""
-    config = load(file, load_registry(plugin_files)).config
+    config = load_config(file, load_registry(plugin_files)).config
     if table is not None:
         root = _lineage(config, table)
     else:
@@ -263,7 +263,7 @@ class _Drawing:
         tables = self.counts.views.get(view.name, ())
         below = self._tables(tables)
         for other in self.config.views:
-            if reads(other, view):
+            if reads_tables_of(other, view):
                 below.append(self._view(other))
         text = f"view {view.name} into {view.into}"
         if not tables:
@@ -275,7 +275,7 @@ class _Drawing:
 
 def _reads_table(view: View, names: str) -> bool:
     """Say whether a view reads a table, or a table that a template names, by its name."""
-    if any(templates_meet(names, table) for table in view.joined):
+    if any(templates_meet(names, table) for table in view.joined_tables):
         return True
     is_template = "{" in names
     if not is_template and any(fnmatchcase(names, pattern) for pattern in view.source.without):

@@ -17,7 +17,7 @@ from router.cli.listing import Listing, ListingField, numbers, show_listings, sh
 from router.cli.saves import runs_at_saves
 from router.cli.session import watched_session
 from router.cli.values import parse_since
-from router.config.loader import load
+from router.config.loader import load_config
 from router.errors import printable
 from router.registry import load_registry
 
@@ -82,8 +82,8 @@ def preview(
     if since is not None and records is not None:
         raise click.UsageError("choose records with --since or with --records")
     choice = RecordChoice(last, _parse_range(since, records), source)
-    loaded = load(file, load_registry(plugin_files))
-    old = load(against, load_registry(plugin_files)) if against else None
+    loaded = load_config(file, load_registry(plugin_files))
+    old = load_config(against, load_registry(plugin_files)) if against else None
     stop = threading.Event()
     with watched_session(loaded.config, master, stop, by_spark=True, writes=False) as spark:
         context = ReprocessContext.of(loaded, spark, stop)

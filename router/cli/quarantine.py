@@ -11,7 +11,7 @@ import click
 from router.cli import config_argument, echo_message, plugin_option
 from router.cli.documents import json_option, show_json
 from router.cli.listing import Listing, ListingField, ListOptions, list_options, numbers, show_list, show_listings
-from router.config.loader import load
+from router.config.loader import load_config
 from router.errors import StartError
 from router.registry import load_registry
 from router.table_names import matches
@@ -36,7 +36,7 @@ def waiting_rows(command: Callable[..., None]) -> Callable[..., None]:
     def chosen(
         file: Path, patterns: tuple[str, ...], route: str | None, plugin_files: tuple[Path, ...], **options: Any
     ) -> None:
-        config = load(file, load_registry(plugin_files)).config
+        config = load_config(file, load_registry(plugin_files)).config
         command(_Waiting.read(config, route, patterns), **options)
 
     return chosen

@@ -16,7 +16,7 @@ from router.cli.documents import json_option, show_json
 from router.cli.listing import Listing, ListingField, numbers, show_listing
 from router.cli.session import stream_held_off, watched_session
 from router.cli.values import parse_since
-from router.config.loader import load
+from router.config.loader import load_config
 from router.errors import StartError
 from router.registry import load_registry
 from router.stages import Stage
@@ -86,7 +86,7 @@ def replay(
         raise click.UsageError("--status is about rows that a sink keeps, --stage and --reason are about dead letters")
     seconds = None if since is None else parse_since(since)
     rows = _row_filter(stages, reason, statuses, seconds)
-    loaded = load(file, load_registry(plugin_files))
+    loaded = load_config(file, load_registry(plugin_files))
     config = loaded.config
     route, name = config.identity_of(route, name)
     letters = None
@@ -368,9 +368,14 @@ def _show_sent(
     output: _Output, resender: Resender, run: NamedRun[ReplayFilter], rows: ReplayRows, resent: Resent
 ) -> bool:
     """Print what a replay did; say whether all rows were delivered."""
-    delivered = resent.are("delivered")
+    delivered = resent.count_now("delivered")
     not_sent = rows.rows - sum(resent.moved.values())
-    counts = {"delivered": delivered, "dead": resent.are("dead"), "parked": resent.are("parked"), "not sent": not_sent}
+    counts = {
+        "delivered": delivered,
+        "dead": resent.count_now("dead"),
+        "parked": resent.count_now("parked"),
+        "not sent": not_sent,
+    }
     outcome = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "nothing"
     if resent.in_doubt:
         outcome += f"; {resent.in_doubt:,} in doubt: an attempt ended without an answer, so the API may have them twice"

@@ -75,18 +75,18 @@ def run(
     start_jvm_ahead(file, master)
 
     from router.cli.watching import Watcher, json_errors
-    from router.config.loader import load
+    from router.config.loader import load_config
     from router.registry import load_registry
 
     errors = json_errors(click.get_current_context()) if json_logs else nullcontext()
     with errors:
-        loaded = load(file, load_registry(plugin_files))
+        loaded = load_config(file, load_registry(plugin_files))
         if commit:
-            loaded = loaded.changed(commit=commit)
+            loaded = loaded.with_fields(commit=commit)
         if ui is not None:
-            loaded = loaded.changed(ui=ui_at(loaded.config.ui, ui, "--ui"))
+            loaded = loaded.with_fields(ui=ui_at(loaded.config.ui, ui, "--ui"))
         if debug:
-            loaded = loaded.debugged()
+            loaded = loaded.with_debug_places()
         # What a batch needs is imported while the JVM starts.
         threading.Thread(target=import_module, args=("router.engine.stream",), daemon=True).start()
 
@@ -178,11 +178,11 @@ def _trigger(once: bool, every: str | None, continuous: bool) -> Trigger | None:
     if not once and every is None and not continuous:
         return None
 
-    from router.config.models import Trigger, interval
+    from router.config.models import Trigger, parse_interval
 
     if every is not None:
         try:
-            interval(every)
+            parse_interval(every)
         except ValueError as error:
             raise click.BadParameter(f"{every!r} {error}", param_hint="--every") from None
     return Trigger(once=once, every=every, continuous=continuous)

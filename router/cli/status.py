@@ -13,8 +13,8 @@ from router.cli import config_argument, plugin_option
 from router.cli.documents import json_option, show_json
 from router.cli.listing import show_sentences, watch_option
 from router.cli.page import serve_page
-from router.cli.values import parse_interval
-from router.config.loader import load
+from router.cli.values import read_interval_option
+from router.config.loader import load_config
 from router.errors import join_names, line_of, printable
 from router.registry import load_registry
 
@@ -47,7 +47,7 @@ EXIT_CODES = {"look": 1, "act": 2}
 @click.option(
     "--max-age",
     metavar="INTERVAL",
-    callback=parse_interval,
+    callback=read_interval_option,
     help="Exit with 2 if records wait and the last batch ended longer ago: 5m.",
 )
 @click.option(
@@ -77,7 +77,7 @@ def status(
     """
     from router.engine.status.summary import stream_summary
 
-    config = load(file, load_registry(plugin_files)).config
+    config = load_config(file, load_registry(plugin_files)).config
     if page is not None:
         serve_page(config, file, page)
         return

@@ -15,9 +15,9 @@ import click
 from router.cli import config_argument, plugin_option
 from router.cli.archives import configuration_files, pack, ship_distributions
 from router.cli.values import parse_pairs
-from router.config.loader import load
-from router.config.variables import substitute
-from router.config.yaml_tree import Keys, Scalar, children
+from router.config.loader import load_config
+from router.config.variables import substitute_variables
+from router.config.yaml_tree import Keys, Scalar, child_nodes
 from router.errors import StartError
 from router.registry import load_registry
 
@@ -67,7 +67,7 @@ def submit(
     """
     from router.engine.spark.cache_folder import cache_folder
 
-    loaded = load(file, load_registry(plugin_files))
+    loaded = load_config(file, load_registry(plugin_files))
     submission = Submission(
         loaded=loaded,
         master=master,
@@ -113,7 +113,7 @@ class Submission:
 
     def __post_init__(self) -> None:
         self.path = self.loaded.path.resolve()
-        self.filled, _ = substitute(self.loaded.document.root, os.environ, self.path.parent, str(self.path))
+        self.filled, _ = substitute_variables(self.loaded.document.root, os.environ, self.path.parent, str(self.path))
         self.settings = {**self._defaults(), **dict(self._own_settings()), **self.asked}
         self._refuse()
 
@@ -227,7 +227,7 @@ class Submission:
 def _texts(node: YamlNode) -> Iterator[str]:
     if isinstance(node, Scalar):
         yield node.text
-    for _, child in children(node):
+    for _, child in child_nodes(node):
         yield from _texts(child)
 
 

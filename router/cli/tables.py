@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from router.api.columns import quoted, sql_text
+from router.api.columns import quote_identifier, sql_text
 from router.api.sinks import LakeSink
 from router.cli import config_argument, plugin_option
 from router.cli.documents import json_option, show_json
@@ -32,7 +32,7 @@ from router.cli.listing import (
 from router.cli.progress import progress_line
 from router.cli.session import session_on_lake
 from router.cli.values import chosen_names
-from router.config.loader import load
+from router.config.loader import load_config
 from router.counts import COUNTS, count_names
 from router.errors import StartError, TableError, printable
 from router.registry import load_registry
@@ -72,7 +72,7 @@ def ledger(file: Path, batches: int, list_options: ListOptions, as_json: bool, p
     """
     from router.engine.ledger import last
 
-    config = load(file, load_registry(plugin_files)).config
+    config = load_config(file, load_registry(plugin_files)).config
 
     def read() -> list[Listing]:
         rows = last(config, batches)
@@ -167,7 +167,7 @@ def tables(
     from router.engine.audit.table_states import table_states
     from router.engine.preflight.explain import explain
 
-    config = load(file, load_registry(plugin_files)).config
+    config = load_config(file, load_registry(plugin_files)).config
     if grants and (as_json or list_options != ListOptions()):
         raise click.UsageError("--grants prints SQL: it goes without --json, --watch, --sort and --only")
     if catalog and not grants:
@@ -235,7 +235,7 @@ def expectations(file: Path, samples: int, as_json: bool, plugin_files: tuple[Pa
     """
     from router.engine.audit.expectation_counts import expectation_counts
 
-    config = load(file, load_registry(plugin_files)).config
+    config = load_config(file, load_registry(plugin_files)).config
     rows = [_expectation_row(counts) for counts in expectation_counts(config, samples)]
     if as_json:
         show_json({"name": config.name, "expectations": rows})
@@ -331,14 +331,14 @@ def _sql(table: str, options: CatalogOptions, catalog: str | None) -> Iterator[s
     parts = table.split(".")
     if catalog:
         parts.insert(0, catalog)
-    name = ".".join(quoted(part) for part in parts)
+    name = ".".join(quote_identifier(part) for part in parts)
     if options.owner:
-        yield f"ALTER TABLE {name} SET OWNER TO {quoted(options.owner)};"
+        yield f"ALTER TABLE {name} SET OWNER TO {quote_identifier(options.owner)};"
     if options.tags:
         pairs = ", ".join(f"{sql_text(key)} = {sql_text(value)}" for key, value in options.tags.items())
         yield f"ALTER TABLE {name} SET TAGS ({pairs});"
     for principal, privileges in options.grants.items():
-        yield f"GRANT {', '.join(privileges)} ON TABLE {name} TO {quoted(principal)};"
+        yield f"GRANT {', '.join(privileges)} ON TABLE {name} TO {quote_identifier(principal)};"
 
 
 @click.command(short_help="Compact and clean tables.")
@@ -362,7 +362,7 @@ def maintain(
     from router.engine.maintenance import TableMaintenance
     from router.engine.outbox.detached import detached_outboxes
 
-    config = load(file, load_registry(plugin_files)).config
+    config = load_config(file, load_registry(plugin_files)).config
     lake, _ = lake_and_checkpoint(config)
     plans = config.maintenance or (Maintenance(tables="*.*"),)
     rows = []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from router.config.models import interval, moment
+from router.config.models import parse_interval, parse_zoned_moment
 from router.errors import StartError
 from router.registry import suggestion
 from router.table_names import matches
@@ -28,14 +28,14 @@ def parse_number(text: str) -> float | None:
     return float(match[1]) * UNITS[match[2].lower()]
 
 
-def parse_interval(ctx: click.Context, option: click.Parameter, text: str | None) -> timedelta | None:
+def read_interval_option(ctx: click.Context, option: click.Parameter, text: str | None) -> timedelta | None:
     """Return the length of an interval, of an option with this as its `callback`."""
     if text is None:
         return None
     # `5m` is what everybody types.
     text = re.sub(r"(?<=\d)\s*m$", " min", text)
     try:
-        return interval(text)
+        return parse_interval(text)
     except ValueError as error:
         raise click.BadParameter(f"{text!r} {error}") from None
 
@@ -43,11 +43,11 @@ def parse_interval(ctx: click.Context, option: click.Parameter, text: str | None
 def parse_since(text: str) -> float:
     """Return a time, or how long ago it was, in seconds since 1970."""
     try:
-        return moment(text).timestamp()
+        return parse_zoned_moment(text).timestamp()
     except ValueError:
         pass
     try:
-        return (datetime.now(timezone.utc) - interval(text)).timestamp()
+        return (datetime.now(timezone.utc) - parse_interval(text)).timestamp()
     except ValueError:
         message = f"{text!r} is neither a time with a zone (2025-01-31T12:00:00Z) nor a length (2 h)"
         raise click.BadParameter(message, param_hint="--since") from None

@@ -14,7 +14,7 @@ from router.cli.listing import show_sentences
 from router.cli.progress import progress_line
 from router.cli.session import watched_session
 from router.cli.views import refresher_of
-from router.config.loader import load
+from router.config.loader import load_config
 from router.errors import StartError, ViewError, printable
 from router.registry import load_registry
 from router.table_names import matches
@@ -59,7 +59,7 @@ def verify(
     """
     from router.engine.audit.verify import verify_tables
 
-    config = load(file, load_registry(plugin_files)).config
+    config = load_config(file, load_registry(plugin_files)).config
     with progress_line(config.name, "tables") as tell:
         audits = verify_tables(config, patterns, contents=contents, tell=tell)
     absent = [pattern for pattern in patterns if not any(matches(audit.table, (pattern,)) for audit in audits)]
@@ -163,7 +163,7 @@ def rebuild(
     from router.engine.reprocess.context import ReprocessContext
     from router.engine.reprocess.refresh import Refresh
 
-    loaded = load(file, load_registry(plugin_files))
+    loaded = load_config(file, load_registry(plugin_files))
     stop = threading.Event()
     # Bronze is read by Spark, a topic by the tasks alone.
     with watched_session(loaded.config, master, stop, by_spark=origin == "bronze") as spark:

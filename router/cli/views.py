@@ -18,7 +18,7 @@ from router.cli.documents import json_option
 from router.cli.listing import Listing, ListingField, ListOptions, list_options, numbers, show_list
 from router.cli.session import watched_session
 from router.cli.values import chosen_names
-from router.config.loader import load
+from router.config.loader import load_config
 from router.errors import StartError, ViewError
 from router.registry import load_registry
 
@@ -73,7 +73,7 @@ def views(
     if (as_json or list_options != ListOptions()) and (refresh or plan or accepted):
         options = "--json, --watch, --sort and --only"
         raise click.UsageError(f"{options} show views: they go without --refresh, --plan and --accept")
-    config = load(file, load_registry(plugin_files)).config
+    config = load_config(file, load_registry(plugin_files)).config
     in_turn = in_order(config.views)
     names = chosen_names(patterns, [view.name for view in in_turn], f"view of {config.name}")
     chosen = [view for view in in_turn if view.name in names]

@@ -68,7 +68,7 @@ def json_schema(registry: Registry) -> dict[str, Any]:
     references, schema = models_json_schema(models, schema_generator=_Generator)
     definitions = schema.get("$defs", {})
     for kind, family in registry.entries.items():
-        named = [_named(entry, references[entry.part, "validation"], definitions) for entry in family.values()]
+        named = [_schema_of_part(entry, references[entry.part, "validation"], definitions) for entry in family.values()]
         definitions[f"router.{kind}"] = {"oneOf": named}
     top = definitions.pop(references[Config, "validation"]["$ref"].rpartition("/")[2])
     keyed = registry.entries["decoder"].get("keyed")
@@ -77,10 +77,10 @@ def json_schema(registry: Registry) -> dict[str, Any]:
         properties = top["properties"]
         properties["decode"] = {"anyOf": [properties["decode"], references[keyed.part, "validation"]]}
     whole = {"$schema": _DRAFT, **top, "title": "Spark Event Router", "$defs": definitions}
-    return dict(_filled(whole))
+    return dict(_fill_placeholders(whole))
 
 
-def _named(entry: Entry, reference: JsonSchemaValue, definitions: dict[str, Any]) -> JsonSchemaValue:
+def _schema_of_part(entry: Entry, reference: JsonSchemaValue, definitions: dict[str, Any]) -> JsonSchemaValue:
     """Return `{name: options}`; options may be a mapping, the bare main option, or nothing when none is needed."""
     model = definitions[reference["$ref"].rpartition("/")[2]]
     forms: list[JsonSchemaValue] = [reference]
@@ -97,7 +97,7 @@ def _named(entry: Entry, reference: JsonSchemaValue, definitions: dict[str, Any]
     }
 
 
-def _filled(schema: Any) -> Any:
+def _fill_placeholders(schema: Any) -> Any:
     """Put references where parts stand, and let a secret be a number."""
     if isinstance(schema, dict):
         if schema.get("writeOnly") is True and schema.get("type") == "string":
@@ -107,10 +107,10 @@ def _filled(schema: Any) -> Any:
             filled["$ref"] = f"#/$defs/router.{schema[_PLACEHOLDER]}"
         for key, value in schema.items():
             if key != _PLACEHOLDER:
-                filled[key] = _filled(value)
+                filled[key] = _fill_placeholders(value)
         return filled
     if isinstance(schema, list):
-        return [_filled(item) for item in schema]
+        return [_fill_placeholders(item) for item in schema]
     return schema
 
 

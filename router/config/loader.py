@@ -14,7 +14,7 @@ from router.api.sinks import LakeSink
 from router.config.models import Config, names_of
 from router.config.problems import Document, place_inside, problems_of, sort_problems, widths_of, written_secrets
 from router.config.validation import Finding, cross_checks
-from router.config.variables import substitute
+from router.config.variables import substitute_variables
 from router.config.written_sql import check_written_sql
 from router.config.yaml_tree import Items, Keys, Scalar, YamlNode, as_lists, parse_yaml, plain_data
 from router.errors import ConfigError, PluginError, Problem
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _TEXT_WANTED = {"string_type", "bytes_type", "path_type", "url_type"}
 _LIST_WANTED = {"tuple_type", "list_type", "set_type", "frozen_set_type"}
-_ROUNDS = 5
+_VALIDATION_ROUNDS = 5
 """How often a configuration is validated: rules inside rules show their faults one level at a time, at worst."""
 
 
@@ -48,22 +48,22 @@ class Loaded:
     document: Document = field(repr=False, compare=False)
     notes: tuple[Problem, ...] = ()
 
-    def problem(self, loc: KeyPath, what: str, hint: str = "") -> Problem:
+    def problem_at(self, loc: KeyPath, what: str, hint: str = "") -> Problem:
         """Return a problem at a place of the file, for checks that come later: `("routes", 0, "match")`."""
-        return self.document.problem(loc, what, hint, code="plan")
+        return self.document.problem_at(loc, what, hint, code="plan")
 
-    def debugged(self) -> Loaded:
+    def with_debug_places(self) -> Loaded:
         """Return this with a lake and a checkpoint of its own, unless the file already has them."""
         if self.config.debug:
             return self
-        return replace(self, config=self.config.debugged())
+        return replace(self, config=self.config.with_debug_places())
 
-    def changed(self, **fields: object) -> Loaded:
+    def with_fields(self, **fields: object) -> Loaded:
         """Return this with other fields of the configuration, valid ones, as options of a command line give them."""
         return replace(self, config=self.config.model_copy(update=fields))
 
 
-def load(
+def load_config(
     path: Path,
     registry: Registry,
     *,
@@ -76,28 +76,30 @@ def load(
     With `sql` also what is wrong in SQL, DDL and names of fields is a problem, as far as this needs no Spark.
     """
     file = str(path)
-    text = _read(path) if text is None else text.removeprefix("\ufeff")
+    text = _read_text(path) if text is None else text.removeprefix("\ufeff")
     written, problems = parse_yaml(text, file)
     widths = widths_of(text)
     config = None
     notes: list[Problem] = []
     if written is not None:
         document = Document(file, written, widths)
-        filled, unset = substitute(written, environ, path.parent, file)
+        filled, unset = substitute_variables(written, environ, path.parent, file)
         registry = _with_plugins(registry, Document(file, filled, widths), path.parent)
-        config, faults = _validate(Document(file, filled, widths), registry)
+        config, faults = _validate_config(Document(file, filled, widths), registry)
         problems = [*problems, *unset, *faults]
         if sql:
             findings, doubts = check_written_sql(filled, registry, path.parent)
-            problems += [_problem(document, finding) for finding in findings]
-            notes += [_problem(document, doubt) for doubt in (*doubts, *written_secrets(filled, registry.entries))]
+            problems += [_problem_of_finding(document, finding) for finding in findings]
+            notes += [
+                _problem_of_finding(document, doubt) for doubt in (*doubts, *written_secrets(filled, registry.entries))
+            ]
         if sql and config:
-            notes += [_problem(document, doubt) for doubt in _shared_tables(config)]
+            notes += [_problem_of_finding(document, doubt) for doubt in _shared_tables(config)]
     if problems or written is None or config is None:
         raise ConfigError(sort_problems(_moved_inside(problem, widths) for problem in problems))
     if config.debug:
-        config = config.debugged()
-    return Loaded(config, path, _fingerprint(written), registry, document, sort_problems(notes))
+        config = config.with_debug_places()
+    return Loaded(config, path, _fingerprint_of(written), registry, document, sort_problems(notes))
 
 
 def load_sound(path: Path, registry: Registry, problems: Iterable[Problem]) -> Loaded | None:
@@ -106,11 +108,11 @@ def load_sound(path: Path, registry: Registry, problems: Iterable[Problem]) -> L
     A faulty route is one that takes nothing, and other options at fault have their defaults; so that what only Spark
     can tell of the others is told in the same round. It is for checks alone.
     """
-    text = _read(path)
+    text = _read_text(path)
     written, _ = parse_yaml(text, str(path))
     if not isinstance(written, Keys):
         return None
-    filled, _ = substitute(written, os.environ, path.parent, str(path))
+    filled, _ = substitute_variables(written, os.environ, path.parent, str(path))
     assert isinstance(filled, Keys)
     entries = dict(filled.entries)
     for problem in problems:
@@ -131,14 +133,14 @@ def load_sound(path: Path, registry: Registry, problems: Iterable[Problem]) -> L
         registry = _with_plugins(registry, Document(str(path), filled, widths), path.parent)
     except ConfigError:
         return None
-    config, _ = _validate(Document(str(path), replace(filled, entries=entries), widths), registry)
+    config, _ = _validate_config(Document(str(path), replace(filled, entries=entries), widths), registry)
     return Loaded(config, path, "", registry, Document(str(path), written, widths)) if config else None
 
 
 _NO_ROUTE = "{{name: faulty_{0}, match: {{sql: 'false'}}, sinks: [{{delta: faulty.route_{0}}}]}}"
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
@@ -170,13 +172,13 @@ def _with_plugins(registry: Registry, document: Document, folder: Path) -> Regis
             seen.add(path)
             registry = registry.with_plugin(name.text, folder)
         except PluginError as error:
-            problems.append(document.problem(("plugins", number), str(error), code="value"))
+            problems.append(document.problem_at(("plugins", number), str(error), code="value"))
     if problems:
         raise ConfigError(sort_problems(problems))
     return registry
 
 
-def _validate(document: Document, registry: Registry) -> tuple[Config | None, list[Problem]]:
+def _validate_config(document: Document, registry: Registry) -> tuple[Config | None, list[Problem]]:
     """Return the configuration, and the problems of its fields and of what belongs together.
 
     What a text means can depend on the field: 0123 is a number for a port and text for a password, `a, b` may be a
@@ -185,7 +187,7 @@ def _validate(document: Document, registry: Registry) -> tuple[Config | None, li
     config = None
     problems: list[Problem] = []
     as_text: frozenset[int] = frozenset()
-    for _ in range(_ROUNDS):
+    for _ in range(_VALIDATION_ROUNDS):
         data = plain_data(document.root, as_text)
         try:
             config = Config.model_validate(data, context={"resolve": registry.resolve})
@@ -202,12 +204,12 @@ def _validate(document: Document, registry: Registry) -> tuple[Config | None, li
         as_text = more_as_text
         document = replace(document, root=root)
     for finding in cross_checks(document.root, registry):
-        problems.append(_problem(document, finding))
+        problems.append(_problem_of_finding(document, finding))
     return config, problems
 
 
-def _problem(document: Document, finding: Finding) -> Problem:
-    return document.problem(finding.loc, finding.what, finding.hint, code=finding.code, at_key=finding.at_key)
+def _problem_of_finding(document: Document, finding: Finding) -> Problem:
+    return document.problem_at(finding.loc, finding.what, finding.hint, code=finding.code, at_key=finding.at_key)
 
 
 def _shared_tables(config: Config) -> Iterator[Finding]:
@@ -247,7 +249,7 @@ def _scalars_with(error: ValidationError, document: Document, kinds: set[str]) -
             yield node
 
 
-def _fingerprint(root: YamlNode) -> str:
+def _fingerprint_of(root: YamlNode) -> str:
     canonical = json.dumps(plain_data(root), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 

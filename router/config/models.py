@@ -35,7 +35,7 @@ from router.table_names import BronzeTables, template_pattern, templates_meet
 if TYPE_CHECKING:
     from router.storage.locations import Location, TableLocation
 
-_SECONDS = {
+_SECONDS_BY_UNIT = {
     **dict.fromkeys(("ms", "millisecond", "milliseconds"), 0.001),
     **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
     **dict.fromkeys(("min", "minute", "minutes"), 60.0),
@@ -44,15 +44,15 @@ _SECONDS = {
 """The length of each unit of an interval."""
 
 
-def interval(text: str) -> timedelta:
+def parse_interval(text: str) -> timedelta:
     """Return the length of `10 s`, `5 min`, `500 ms` or `1 h`; raise ValueError for anything else and for zero."""
     match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([a-z]+)\s*", text)
-    if match is None or match[2] not in _SECONDS or float(match[1]) == 0:
+    if match is None or match[2] not in _SECONDS_BY_UNIT or float(match[1]) == 0:
         raise ValueError("is not an interval; write a number and a unit: 500 ms, 10 s, 5 min, 1 h")
-    return timedelta(seconds=float(match[1]) * _SECONDS[match[2]])
+    return timedelta(seconds=float(match[1]) * _SECONDS_BY_UNIT[match[2]])
 
 
-def moment(text: str) -> datetime:
+def parse_zoned_moment(text: str) -> datetime:
     """Return a time written as ISO 8601; raise ValueError when it is not one or has no time zone."""
     refusal = "is not a time with a zone; write ISO 8601: 2025-01-31T12:00:00Z"
     try:
@@ -70,23 +70,23 @@ TABLE_PATTERN = r"^[a-z][a-z0-9_]{0,63}\.[a-z0-9][a-z0-9_]{0,127}$"
 BRONZE_PATTERN = rf"{TABLE_PATTERN}|^[a-z][a-z0-9_]{{0,63}}\.([a-z0-9][a-z0-9_]{{0,63}})?\{{topic\}}[a-z0-9_]{{0,63}}$"
 
 
-def _percent(value: str) -> str:
+def _check_percent(value: str) -> str:
     if not re.fullmatch(r"(100|[0-9]{1,2}(\.[0-9]+)?)\s*%", value):
         raise ValueError("must be a share from 0% to 100%, as 50%")
     return value
 
 
-def _interval(text: str) -> str:
-    interval(text)
+def _check_interval(text: str) -> str:
+    parse_interval(text)
     return text
 
 
-def _moment(text: str) -> str:
-    moment(text)
+def _check_moment(text: str) -> str:
+    parse_zoned_moment(text)
     return text
 
 
-def _place(text: str) -> str:
+def _check_place(text: str) -> str:
     try:
         normalize_address(text)
     except AddressError as error:
@@ -95,7 +95,7 @@ def _place(text: str) -> str:
     return text
 
 
-def _debug(place: str) -> str:
+def _debug_place(place: str) -> str:
     """Return the place next to another one; inside it if it is a whole bucket."""
     place = place.rstrip("/")
     # Next to a bucket there would be another bucket.
@@ -108,10 +108,10 @@ HyphenedName = Annotated[str, StringConstraints(pattern=HYPHENED_PATTERN)]
 """The name of a query or a route; if a table is named after it, a hyphen becomes an underscore."""
 TableName = Annotated[str, StringConstraints(pattern=TABLE_PATTERN)]
 BronzeName = Annotated[str, StringConstraints(pattern=BRONZE_PATTERN)]
-Percent = Annotated[str, AfterValidator(_percent)]
-Interval = Annotated[str, AfterValidator(_interval)]
-StorageAddress = Annotated[str, AfterValidator(_place)]
-Moment = Annotated[str, AfterValidator(_moment)]
+Percent = Annotated[str, AfterValidator(_check_percent)]
+Interval = Annotated[str, AfterValidator(_check_interval)]
+StorageAddress = Annotated[str, AfterValidator(_check_place)]
+Moment = Annotated[str, AfterValidator(_check_moment)]
 
 
 class Model(BaseModel):
@@ -143,7 +143,7 @@ class KafkaSource(Model):
         default_factory=dict, description="passed to Spark's Kafka source as they are: kafka.security.protocol, ..."
     )
 
-    def reads(self, topic: str) -> bool | None:
+    def reads_topic(self, topic: str) -> bool | None:
         """Return whether a topic is read; None if only Java, as which Spark takes it, can read the pattern."""
         if self.pattern is None:
             return topic in self.topics
@@ -159,9 +159,11 @@ class Archive(Model):
     archive: str = Field(min_length=1, description="folder; a file keeps its path below it")
 
 
-_NAMES = ("sep", "header", "multiLine", "lineSep", "encoding", "mode", "columnNameOfCorruptRecord", "comment")
-_NAMES_OF_LISTING = ("pathGlobFilter", "recursiveFileLookup", "modifiedBefore", "modifiedAfter", "maxFileAge")
-OPTIONS_OF_FILES = {name.lower(): name for name in (*_NAMES, *_NAMES_OF_LISTING, "latestFirst", "maxCachedFiles")}
+_OPTIONS_OF_ROWS = ("sep", "header", "multiLine", "lineSep", "encoding", "mode", "columnNameOfCorruptRecord", "comment")
+_OPTIONS_OF_LISTING = ("pathGlobFilter", "recursiveFileLookup", "modifiedBefore", "modifiedAfter", "maxFileAge")
+OPTIONS_OF_FILES = {
+    name.lower(): name for name in (*_OPTIONS_OF_ROWS, *_OPTIONS_OF_LISTING, "latestFirst", "maxCachedFiles")
+}
 OPTIONS_OF_FILES |= {"filenameonly": "fileNameOnly", "delimiter": "sep", "charset": "encoding"}
 """Options of Spark's readers that the router reads as well: their names in lower case, and the one name of each."""
 
@@ -278,7 +280,7 @@ class Source(Model):
 
     def reads_topic(self, topic: str) -> bool:
         """Return whether records of a topic are read; topics of sources other than Kafka are not known in advance."""
-        return self.kafka is not None and bool(self.kafka.reads(topic))
+        return self.kafka is not None and bool(self.kafka.reads_topic(topic))
 
 
 class Expectation(Model):
@@ -292,14 +294,16 @@ class Expectation(Model):
     )
 
 
-def _expectation(value: object) -> object:
+def _refuse_unknown_expectation(value: object) -> object:
     """Refuse a name that is still one: `Config` puts what it stands for in its place."""
     if isinstance(value, str):
         raise ValueError(f"no expectation of `expectations` is called {value}")
     return value
 
 
-NamedExpectation = Annotated[Expectation, BeforeValidator(_expectation, json_schema_input_type=Name | Expectation)]
+NamedExpectation = Annotated[
+    Expectation, BeforeValidator(_refuse_unknown_expectation, json_schema_input_type=Name | Expectation)
+]
 
 
 class Let(Model):
@@ -313,19 +317,19 @@ class Let(Model):
     sql: str = Field(description="a query of what `tables` and `let` name")
 
     @property
-    def joined(self) -> frozenset[str]:
+    def joined_tables(self) -> frozenset[str]:
         """Return the tables that it reads, also by way of others."""
-        return frozenset(self.tables.values()).union(*(other.joined for other in self.let))
+        return frozenset(self.tables.values()).union(*(other.joined_tables for other in self.let))
 
 
-def _let(value: object) -> object:
+def _refuse_unknown_let(value: object) -> object:
     """Refuse a name that is still one: `Config` puts what it stands for in its place."""
     if isinstance(value, str):
         raise ValueError(f"no query of `let` is called {value}, or none before this one")
     return value
 
 
-NamedLet = Annotated[Let, BeforeValidator(_let, json_schema_input_type=Name | Let)]
+NamedLet = Annotated[Let, BeforeValidator(_refuse_unknown_let, json_schema_input_type=Name | Let)]
 Let.model_rebuild()
 
 
@@ -474,7 +478,7 @@ class ViewSource(Model):
     without: TableGlobs = Field(default=(), alias="except", description="tables that are left out of these")
 
     @model_validator(mode="after")
-    def _one(self) -> ViewSource:
+    def _has_one_kind(self) -> ViewSource:
         if [bool(self.route), bool(self.view), bool(self.tables)].count(True) != 1:
             raise ValueError("give exactly one of route, view, tables")
         return self
@@ -546,28 +550,28 @@ class View(Model):
         return self
 
     @property
-    def joined(self) -> frozenset[str]:
+    def joined_tables(self) -> frozenset[str]:
         """Return the tables that it reads in addition to those of `source`."""
-        return frozenset(self.tables.values()).union(*(let.joined for let in self.let))
+        return frozenset(self.tables.values()).union(*(let.joined_tables for let in self.let))
 
     @property
-    def commits(self) -> int | None:
+    def refresh_commits(self) -> int | None:
         """Return after how many batches it is refreshed; None if it follows a time, or is on demand."""
         return int(self.after.split()[0]) if self.after else None
 
     @property
-    def seconds(self) -> float | None:
+    def refresh_seconds(self) -> float | None:
         """Return after how many seconds it is refreshed; None if it follows batches, or is on demand."""
         if self.after or self.on_demand:
             return None
-        return interval(self.every or "60 s").total_seconds()
+        return parse_interval(self.every or "60 s").total_seconds()
 
 
-def reads(view: View, other: View) -> bool:
+def reads_tables_of(view: View, other: View) -> bool:
     """Say whether a view reads tables that another one makes, as far as their names tell."""
     if view.source.view:
         return view.source.view == other.name
-    if any(template_pattern(other.into).fullmatch(name) for name in view.joined):
+    if any(template_pattern(other.into).fullmatch(name) for name in view.joined_tables):
         return True
     # A pattern that also names the view's own tables leaves these out.
     if view is other:
@@ -695,8 +699,8 @@ class Maintenance(Model):
     unsafe: bool = Field(default=False, description="let `retention` be less than 168 h")
 
     @model_validator(mode="after")
-    def _safe(self) -> Maintenance:
-        if not self.unsafe and interval(self.retention) < interval("168 h"):
+    def _refuse_unsafe_retention(self) -> Maintenance:
+        if not self.unsafe and parse_interval(self.retention) < parse_interval("168 h"):
             raise ValueError(
                 f"retention {self.retention} is less than 168 h: readers of older versions and batches that were cut "
                 "off may need the files; if none can, also write `unsafe: true`"
@@ -704,7 +708,7 @@ class Maintenance(Model):
         return self
 
 
-UNASKED = Maintenance(tables="*.*")
+DEFAULT_MAINTENANCE = Maintenance(tables="*.*")
 """The plan for tables that no line names. It leaves the files of tables alone that others have made."""
 
 
@@ -737,7 +741,7 @@ class DeadLetters(Model):
 Shared = TypeVar("Shared", Expectation, Let)
 
 
-def shared(kind: type[Shared], items: object) -> dict[str, Shared]:
+def read_shared(kind: type[Shared], items: object) -> dict[str, Shared]:
     """Return what stands in a list by name. One that is at fault is reported where it stands, and nowhere else."""
     by_name: dict[str, Shared] = {}
     for item in _as_list(items):
@@ -759,11 +763,11 @@ def with_named(options: object, key: str, by_name: Mapping[str, Any]) -> object:
         return options
     names = options[key]
     if isinstance(names, (list, tuple)):
-        return {**options, key: [_named(name, by_name) for name in names]}
-    return {**options, key: _named(names, by_name)}
+        return {**options, key: [_replace_name(name, by_name) for name in names]}
+    return {**options, key: _replace_name(names, by_name)}
 
 
-def _named(name: object, by_name: Mapping[str, Any]) -> object:
+def _replace_name(name: object, by_name: Mapping[str, Any]) -> object:
     """Return what a name stands for; anything that is no name, or not a known one, as it is."""
     return by_name.get(name, name) if isinstance(name, str) else name
 
@@ -842,8 +846,8 @@ class Config(Model):
         """Put expectations and queries in the place of their names in routes, lookups and views."""
         if not isinstance(options, Mapping):
             return options
-        expectations = shared(Expectation, options.get("expectations"))
-        lets = shared(Let, options.get("let"))
+        expectations = read_shared(Expectation, options.get("expectations"))
+        lets = read_shared(Let, options.get("let"))
         filled = dict(options)
         if isinstance(options.get("routes"), (list, tuple)):
             routes: list[object] = []
@@ -860,13 +864,13 @@ class Config(Model):
             # Each knows those before it.
             own: list[object] = []
             for place, let in enumerate(options["let"]):
-                own.append(with_named(let, "let", shared(Let, options["let"][:place])))
+                own.append(with_named(let, "let", read_shared(Let, options["let"][:place])))
             filled["let"] = own
         return filled
 
     @field_validator("decode", mode="before")
     @classmethod
-    def _both(cls, value: object) -> object:
+    def _as_keyed_decoder(cls, value: object) -> object:
         """Take `{value: ..., key: ...}` for the options of the decoder `keyed`."""
         if isinstance(value, Mapping) and set(value) == {"value", "key"}:
             return {"keyed": value}
@@ -923,7 +927,7 @@ class Config(Model):
             routes.append(route.model_copy(update={"was": None, "sinks": sinks}))
         return self.model_copy(update={"routes": tuple(routes)})
 
-    def lookups(self) -> dict[str, Lookup]:
+    def lookups_by_name(self) -> dict[str, Lookup]:
         """Return the tables that routes look events up in, by name: routes that share a name share the table."""
         by_name = {}
         for route in self.routes:
@@ -939,10 +943,10 @@ class Config(Model):
             if isinstance(sink, ApplyingSink) and sink.detached:
                 yield route, name, sink
 
-    def debugged(self) -> Config:
+    def with_debug_places(self) -> Config:
         """Return this with a lake and a checkpoint of its own; the catalog keeps the names of the other lake."""
-        checkpoint = _debug(self.checkpoint) if self.checkpoint else None
-        changes = {"lake": _debug(self.lake), "checkpoint": checkpoint, "debug": True, "register_tables": False}
+        checkpoint = _debug_place(self.checkpoint) if self.checkpoint else None
+        changes = {"lake": _debug_place(self.lake), "checkpoint": checkpoint, "debug": True, "register_tables": False}
         return self.model_copy(update=changes)
 
     def bronze_tables(self) -> BronzeTables | None:
@@ -961,22 +965,22 @@ class Config(Model):
                 options[f"{route}/{name}"] = sink
         return options
 
-    def locations(self) -> tuple[Location, ...]:
+    def table_locations(self) -> tuple[Location, ...]:
         """Return where tables lie that are not in the lake's layout; a debugging run has all of them in its lake."""
         if self.debug:
             return ()
         own = frozenset({self.dead_letters, self.ledger})
         locations = []
-        for names, location in self._written():
+        for names, location in self._written_tables():
             if names and location:
                 locations.append(location.location_of(names, own))
         return tuple(locations)
 
     def written_names(self) -> tuple[str, ...]:
         """Return the names, or templates of names, of the tables of sinks and of bronze; "" if only rows tell."""
-        return tuple(names for names, _ in self._written())
+        return tuple(names for names, _ in self._written_tables())
 
-    def _written(self) -> Iterator[tuple[str, TableLocation | None]]:
+    def _written_tables(self) -> Iterator[tuple[str, TableLocation | None]]:
         if self.bronze:
             yield self.bronze.table, self.bronze.location
         for _, _, sink in self.all_sinks():
@@ -990,9 +994,9 @@ class Config(Model):
 
     def maintenance_plans(self) -> tuple[Maintenance, ...]:
         """Return how tables are kept in shape; the last plan is for those that no line names."""
-        return (*self.maintenance, UNASKED)
+        return (*self.maintenance, DEFAULT_MAINTENANCE)
 
-    def storage(self) -> dict[str, str]:
+    def revealed_storage_options(self) -> dict[str, str]:
         """Return the options of the storage as it takes them: with secrets in the clear, not to be shown or kept."""
         return {key: value.get_secret_value() for key, value in self.storage_options.items()}
 

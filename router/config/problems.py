@@ -17,7 +17,7 @@ from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 from router.api.parts import Part
 from router.config.models import BRONZE_PATTERN, HYPHENED_PATTERN, NAME_PATTERN, TABLE_PATTERN, Config
 from router.config.validation import Finding
-from router.config.yaml_tree import Items, Keys, MappingEntry, Scalar, YamlNode, children
+from router.config.yaml_tree import Items, Keys, MappingEntry, Scalar, YamlNode, child_nodes
 from router.errors import Problem, printable
 from router.registry import TRUSTED, options_of, suggestion
 
@@ -35,7 +35,7 @@ _ELSEWHERE: dict[KeyPath, str] = {
     "`decode: {by_topic: {topics: {...}}}`",
 }
 """Where to write what people look for under another key."""
-_EXPECTED = {
+_EXPECTED_VALUES = {
     "string_type": "text",
     "bytes_type": "text",
     "int_type": "a whole number",
@@ -99,11 +99,11 @@ def problems_of(error: ValidationError, document: Document, entries: Entries) ->
     for line in error.errors(include_url=False):
         place = document.locate(line["loc"])
         if not _follows_from_broken(line, place):
-            faults.append(_fault(line, place, document, entries))
+            faults.append(_describe_fault(line, place, document, entries))
     problems = []
     for fault in _join_members(faults):
         code = _CODES.get(fault.line["type"], "unknown" if fault.at_key else "value")
-        problems.append(document.problem(fault.line["loc"], fault.what, fault.hint, code=code, at_key=fault.at_key))
+        problems.append(document.problem_at(fault.line["loc"], fault.what, fault.hint, code=code, at_key=fault.at_key))
     return problems
 
 
@@ -116,38 +116,38 @@ def _follows_from_broken(line: ErrorDetails, place: LocatedNode) -> bool:
         # pydantic counts the good items only.
         return len(place.node.items) >= int(line.get("ctx", {}).get("min_length", 0))
     # What a validator says of a whole value may come from anything in it.
-    if kind in _EXPECTED or kind in {"missing", "extra_forbidden"} or kind.startswith(TRUSTED):
+    if kind in _EXPECTED_VALUES or kind in {"missing", "extra_forbidden"} or kind.startswith(TRUSTED):
         return False
-    return any(node.broken for _, node in _scalars(place.node))
+    return any(node.broken for _, node in _scalars_inside(place.node))
 
 
-def _fault(line: ErrorDetails, place: LocatedNode, document: Document, entries: Entries) -> _Fault:
+def _describe_fault(line: ErrorDetails, place: LocatedNode, document: Document, entries: Entries) -> _Fault:
     """Return what is wrong in the words of the router, as far as they do not give a secret away."""
     kind = line["type"]
     loc = line["loc"]
     context = line.get("ctx", {})
     if kind == "missing":
         hint = f"add `{loc[-1]}`"
-        meaning = description(entries, loc)
+        meaning = option_description(entries, loc)
         if meaning:
             hint += f": {meaning}"
-        return _Fault(line, place, _words(line, place.node), hint)
+        return _Fault(line, place, _explain_error(line, place.node), hint)
     if kind == "extra_forbidden":
         hint = _ELSEWHERE.get(loc) or _similar_keys(entries, loc)
-        return _Fault(line, place, _words(line, place.node), hint, at_key=True)
+        return _Fault(line, place, _explain_error(line, place.node), hint, at_key=True)
     if kind.startswith(TRUSTED) and {"what", "hint", "at"} <= context.keys():
         return _Fault(line, place, context["what"], context["hint"], at_key=context["at"] == "key")
 
     member = bool(place.left)
-    expected = _expected(kind, context)
+    expected = _describe_expected(kind, context)
     if expected and loc[-1:] == ("[key]",):
-        hint = "" if _is_hidden(entries, loc, place) else _nearest(place.node, context)
+        hint = "" if _is_hidden(entries, loc, place) else _suggest_nearest(place.node, context)
         return _Fault(line, place, f"a key must be {expected}", hint, at_key=True, member=member)
     if expected and _is_hidden(entries, loc, place):
         return _Fault(line, place, f"must be {expected}", "", member=member)
-    message = _words(line, place.node)
+    message = _explain_error(line, place.node)
     if expected:
-        return _Fault(line, place, message, _nearest(place.node, context), member=member)
+        return _Fault(line, place, message, _suggest_nearest(place.node, context), member=member)
     if _gives_away(message, _hidden_texts(line, place, document, entries)):
         return _Fault(line, place, f"is not accepted ({kind})", _WITHHELD, member=member)
     return _Fault(line, place, message, "", member=member)
@@ -159,22 +159,22 @@ def problems_in_words(lines: Iterable[ErrorDetails], document: Document, hint: s
     for line in lines:
         place = document.locate(line["loc"])
         is_member = bool(place.left) and line["type"] != "missing"
-        faults.append(_Fault(line, place, _words(line, place.node), hint, member=is_member))
+        faults.append(_Fault(line, place, _explain_error(line, place.node), hint, member=is_member))
     for fault in _join_members(faults):
         code = _CODES.get(fault.line["type"], "value")
-        yield document.problem(fault.line["loc"], fault.what, fault.hint, code=code)
+        yield document.problem_at(fault.line["loc"], fault.what, fault.hint, code=code)
 
 
-def _words(line: ErrorDetails, node: YamlNode) -> str:
+def _explain_error(line: ErrorDetails, node: YamlNode) -> str:
     """Return what is wrong with a value that may be shown, in the words of the router."""
     context = line.get("ctx", {})
-    expected = _expected(line["type"], context)
+    expected = _describe_expected(line["type"], context)
     if line["type"] == "missing":
         return f"`{line['loc'][-1]}` is missing"
     if line["type"] == "extra_forbidden":
         return "unknown key"
     if expected:
-        return f"must be {expected}, not {_shown(node)}"
+        return f"must be {expected}, not {_describe_value(node)}"
     # The message of a validator, which may be a plugin's.
     return str(context.get("error", line["msg"])) if line["type"] == "value_error" else line["msg"]
 
@@ -185,18 +185,18 @@ def _is_hidden(entries: Entries, loc: KeyPath, place: LocatedNode) -> bool:
     return is_tainted or is_secret(entries, loc)
 
 
-def _expected(kind: str, context: dict[str, Any]) -> str:
+def _describe_expected(kind: str, context: dict[str, Any]) -> str:
     """Return what a value must be, or nothing if only pydantic's own message tells."""
     pattern = context.get("pattern")
     values = {**context, "pattern": _PATTERNS.get(str(pattern), f"of the form {pattern}")}
     try:
-        return _EXPECTED.get(kind, "").format(**values)
+        return _EXPECTED_VALUES.get(kind, "").format(**values)
     except KeyError:
         # A plugin's error of the same name, without the context.
         return ""
 
 
-def _shown(node: YamlNode) -> str:
+def _describe_value(node: YamlNode) -> str:
     if isinstance(node, Keys):
         return "a mapping"
     if isinstance(node, Items):
@@ -209,7 +209,7 @@ def _shown(node: YamlNode) -> str:
     return text or "empty"
 
 
-def _nearest(node: YamlNode, context: dict[str, Any]) -> str:
+def _suggest_nearest(node: YamlNode, context: dict[str, Any]) -> str:
     """Suggest the nearest of the texts that are allowed."""
     allowed = re.findall(r"'([^']*)'", str(context.get("expected", "")))
     if not allowed or not isinstance(node, Scalar):
@@ -239,10 +239,10 @@ def _join_members(faults: list[_Fault]) -> Iterator[_Fault]:
     for same in members.values():
         # The right type, refused by a check, is nearer than a wrong type.
         refused = [fault for fault in same if not fault.what.startswith("must be ")]
-        yield refused[0] if refused else _either(same)
+        yield refused[0] if refused else _join_alternatives(same)
 
 
-def _either(faults: list[_Fault]) -> _Fault:
+def _join_alternatives(faults: list[_Fault]) -> _Fault:
     """Say `must be this or that, not what it is`."""
     expected: dict[str, None] = {}
     for fault in faults:
@@ -257,11 +257,11 @@ def _hidden_texts(line: ErrorDetails, place: LocatedNode, document: Document, en
     """Return the texts that a validator could see and no message may show: of the value and its neighbours."""
     around = document.locate(place.path[:-1])
     texts = []
-    for path, node in _scalars(around.node):
+    for path, node in _scalars_inside(around.node):
         if node.tainted or is_secret(entries, (*around.path, *path)):
             texts.append(node.text)
     if is_secret(entries, line["loc"]):
-        texts += [node.text for _, node in _scalars(place.node)]
+        texts += [node.text for _, node in _scalars_inside(place.node)]
     return texts
 
 
@@ -276,11 +276,11 @@ def _gives_away(message: str, hidden: list[str]) -> bool:
     return False
 
 
-def _scalars(node: YamlNode, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Scalar]]:
+def _scalars_inside(node: YamlNode, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Scalar]]:
     if isinstance(node, Scalar):
         yield path, node
-    for key, child in children(node):
-        yield from _scalars(child, (*path, key))
+    for key, child in child_nodes(node):
+        yield from _scalars_inside(child, (*path, key))
 
 
 _LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")  # what YAML 1.1 counts as one
@@ -312,10 +312,10 @@ class Document:
         """Walk a location as far as the document goes, past elements that it does not have."""
         place = LocatedNode((), (), self.root, None)
         for element in loc:
-            place = _step(place, str(element))
+            place = _step_into(place, str(element))
         return place
 
-    def problem(self, loc: KeyPath, what: str, hint: str = "", *, code: str, at_key: bool = False) -> Problem:
+    def problem_at(self, loc: KeyPath, what: str, hint: str = "", *, code: str, at_key: bool = False) -> Problem:
         """Return a problem at the value (or the key) of a location, or at what is nearest to it."""
         place = self.locate(loc)
         # An empty value stands nowhere: its key is shown.
@@ -344,7 +344,7 @@ def sort_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     return tuple(sorted(unique.values(), key=lambda problem: (problem.line, problem.column, problem.path)))
 
 
-def _step(place: LocatedNode, element: str) -> LocatedNode:
+def _step_into(place: LocatedNode, element: str) -> LocatedNode:
     node = place.node
     if isinstance(node, Keys) and element in node.entries:
         entry = node.entries[element]
@@ -360,8 +360,8 @@ def annotations_at(entries: Entries, loc: KeyPath) -> list[Any]:
     for element in loc:
         members: list[Any] = []
         for kind in types:
-            for inner in _inside(entries, kind, element):
-                members += _members(inner)
+            for inner in _types_inside(entries, kind, element):
+                members += _union_members(inner)
         # pydantic puts the member of a union into a location: an element that leads nowhere is one.
         types = members or types
     return types
@@ -390,7 +390,7 @@ def _similar_keys(entries: Entries, loc: KeyPath) -> str:
     return suggestion(str(loc[-1]), known_keys(entries, loc[:-1]), "known keys", listed_in)
 
 
-def description(entries: Entries, loc: KeyPath) -> str:
+def option_description(entries: Entries, loc: KeyPath) -> str:
     """Return what an option is for, as its model says it."""
     for model in _models_at(entries, loc[:-1]):
         field = options_of(model).get(str(loc[-1]))
@@ -413,7 +413,7 @@ _SECRET_URL = re.compile(r"[a-z0-9+.]+://[^/@:]*:[^/@]+@|https://.")
 
 def written_secrets(root: YamlNode, entries: Entries) -> Iterator[Finding]:
     """Yield the secrets that stand in a file itself. Of options that are all kept secret only some are."""
-    for path, node in _scalars(root):
+    for path, node in _scalars_inside(root):
         if node.tainted or not node.text or not is_secret(entries, path):
             continue
         is_address = "://" in node.text
@@ -423,7 +423,7 @@ def written_secrets(root: YamlNode, entries: Entries) -> Iterator[Finding]:
             yield Finding(path, "a secret stands in the file", hint, code="secret")
 
 
-def _inside(entries: Entries, kind: Any, element: int | str) -> Iterator[Any]:
+def _types_inside(entries: Entries, kind: Any, element: int | str) -> Iterator[Any]:
     """Yield the types of one key or index of a type."""
     if _is_model(kind) and vars(kind).get("kind") and issubclass(kind, Part):
         # A part is written as {name: options}.
@@ -448,13 +448,13 @@ def _inside(entries: Entries, kind: Any, element: int | str) -> Iterator[Any]:
                 yield argument
 
 
-def _members(kind: Any) -> Iterator[Any]:
+def _union_members(kind: Any) -> Iterator[Any]:
     """Return the members of a union, without the metadata of `Annotated`."""
     if get_origin(kind) is Annotated:
-        yield from _members(get_args(kind)[0])
+        yield from _union_members(get_args(kind)[0])
     elif get_origin(kind) in {Union, UnionType}:
         for member in get_args(kind):
-            yield from _members(member)
+            yield from _union_members(member)
     else:
         yield kind
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from router.api.parts import Part, Rule
 from router.api.sinks import LakeSink, MergingSink, Sink
-from router.config.models import Bronze, Config, Let, Source, View, names_of, reads, shared, with_named
+from router.config.models import Bronze, Config, Let, Source, View, names_of, read_shared, reads_tables_of, with_named
 from router.config.yaml_tree import Items, Keys, Scalar, YamlNode, plain_data
 from router.registry import suggestion
 from router.storage.addresses import SCHEMES, is_local, normalize_address
@@ -47,11 +47,11 @@ class Finding:
 def cross_checks(root: YamlNode, registry: Registry) -> Iterator[Finding]:
     """Run every check on a tree with its variables replaced."""
     yield from _source_kind(root)
-    yield from _topics(root)
+    yield from _check_topics(root)
     yield from _kafka_options(root)
-    yield from _files(root)
+    yield from _check_files(root)
     yield from _trigger_kind(root)
-    yield from _routes(root)
+    yield from _check_routes(root)
     yield from _unique_names(root, ("routes",), "route")
     yield from _unique_identities(root)
     for index, _ in enumerate(_items_at(root, ("routes",))):
@@ -63,10 +63,10 @@ def cross_checks(root: YamlNode, registry: Registry) -> Iterator[Finding]:
     yield from _bronze_per_topic(root)
     yield from _fixed_tables(root, registry)
     yield from _shared_tables(root, registry)
-    yield from _locations(root, registry)
+    yield from _check_locations(root, registry)
     yield from _unique_names(root, ("let",), "query")
     yield from _unique_names(root, ("views",), "view")
-    yield from _views(root, registry)
+    yield from _check_views(root, registry)
 
 
 def _source_kind(root: YamlNode) -> Iterator[Finding]:
@@ -85,7 +85,7 @@ def _source_kind(root: YamlNode) -> Iterator[Finding]:
         yield Finding(("source", kind), message, f"keep one of: {', '.join(written)}", at_key=True)
 
 
-def _topics(root: YamlNode) -> Iterator[Finding]:
+def _check_topics(root: YamlNode) -> Iterator[Finding]:
     loc = ("source", "kafka")
     kafka = _node_at(root, loc)
     if not isinstance(kafka, Keys):
@@ -156,7 +156,7 @@ def _kafka_options(root: YamlNode) -> Iterator[Finding]:
             yield Finding((*loc, key), "Spark would ignore this option", hint, at_key=True)
 
 
-def _files(root: YamlNode) -> Iterator[Finding]:
+def _check_files(root: YamlNode) -> Iterator[Finding]:
     """Refuse a format of files and a decoder that do not go together, and options that only one of them has."""
     loc = ("source", "files")
     file_format = _node_at(root, (*loc, "format"))
@@ -207,7 +207,7 @@ def _trigger_kind(root: YamlNode) -> Iterator[Finding]:
         yield Finding(("trigger", key), f"`{chosen[0]}` is the trigger already", "keep one of the two", at_key=True)
 
 
-def _routes(root: YamlNode) -> Iterator[Finding]:
+def _check_routes(root: YamlNode) -> Iterator[Finding]:
     if not isinstance(root, Keys) or _has_value(root, "bronze"):
         return
     routes = _node_at(root, ("routes",))
@@ -283,7 +283,7 @@ def _own_tables(root: YamlNode) -> Iterator[Finding]:
 
 def _bronze_per_topic(root: YamlNode) -> Iterator[Finding]:
     """Refuse listed topics of which bronze cannot have a table each; those of a pattern are not known yet."""
-    bronze = _bronze(root)
+    bronze = _bronze_tables(root)
     if bronze is None or not bronze.per_topic:
         return
     if bronze.others in bronze.taken:
@@ -323,11 +323,11 @@ TOPIC_HINT = (
 
 def _fixed_tables(root: YamlNode, registry: Registry) -> Iterator[Finding]:
     """Refuse a sink that would write among the router's own rows, or append to a table with one row per key."""
-    bronze = _bronze(root)
+    bronze = _bronze_tables(root)
     keys = {table: key for key, table in _router_tables(root).items() if key != "bronze"}
     first: dict[str, tuple[YamlNode, bool]] = {}
     for loc, node in _sink_nodes(root):
-        sink = _resolved(registry, Sink, node)
+        sink = _resolve_part(registry, Sink, node)
         table = names_of(sink) if isinstance(sink, LakeSink) else ""
         merges = isinstance(sink, MergingSink)
         other, other_merges = first.setdefault(table, (node, merges))
@@ -348,7 +348,7 @@ def _shared_tables(root: YamlNode, registry: Registry) -> Iterator[Finding]:
     if topics:
         listed["topic"] = frozenset(underscored(topic) for topic in topics)
     for loc, node in _sink_nodes(root):
-        sink = _resolved(registry, Sink, node)
+        sink = _resolve_part(registry, Sink, node)
         if not isinstance(sink, LakeSink):
             continue
         template = sink.table_template()
@@ -356,7 +356,7 @@ def _shared_tables(root: YamlNode, registry: Registry) -> Iterator[Finding]:
             continue
         # A rule can list the values of a field: then none of them can be mistaken for another.
         known_values = dict(listed)
-        rule = _resolved(registry, Rule, _node_at(root, (*loc[:2], "match")))  # type: ignore[type-abstract]
+        rule = _resolve_part(registry, Rule, _node_at(root, (*loc[:2], "match")))  # type: ignore[type-abstract]
         if rule:
             known_values |= rule.known_values()
         if may_collide(template, known_values):
@@ -366,7 +366,7 @@ def _shared_tables(root: YamlNode, registry: Registry) -> Iterator[Finding]:
             yield from _topics_named(root, partial(_table_of_topic, template), "a sink")
 
 
-def _views(root: YamlNode, registry: Registry) -> Iterator[Finding]:
+def _check_views(root: YamlNode, registry: Registry) -> Iterator[Finding]:
     """Refuse views of what is not there, views that write what others write, and circles."""
     views_by_index = _readable_views(root)
     views = {view.name: view for view in views_by_index.values()}
@@ -393,7 +393,7 @@ def _views(root: YamlNode, registry: Registry) -> Iterator[Finding]:
             if templates_meet(view.into, other.into):
                 message = f"it could name a table of the view {other.name}: {other.into}"
                 yield Finding((*loc, "into"), message, "give each view names of its own: gold.{table}_x")
-        circle = _circle(view, views)
+        circle = _find_circle(view, views)
         if circle:
             message = f"the views read each other in a circle: {' -> '.join(circle)}"
             yield Finding((*loc, "from"), message, "break it")
@@ -401,7 +401,7 @@ def _views(root: YamlNode, registry: Registry) -> Iterator[Finding]:
 
 def _readable_views(root: YamlNode) -> dict[int, View]:
     """Return the views by their place, without options at fault, which are reported already."""
-    lets = shared(Let, [plain_data(item) for item in _items_at(root, ("let",))])
+    lets = read_shared(Let, [plain_data(item) for item in _items_at(root, ("let",))])
     views: dict[int, View] = {}
     for index, item in enumerate(_items_at(root, ("views",))):
         view = read_sound(View.model_validate, with_named(plain_data(item), "let", lets), depth=1)
@@ -420,18 +420,18 @@ def read_sound(read: Callable[[object], T], data: object, depth: int) -> T | Non
     except ValidationError as error:
         faulty = {line["loc"][:depth] for line in error.errors(include_url=False)}
     with suppress(ValidationError):
-        return read(_without(data, faulty))
+        return read(_remove_places(data, faulty))
     return None
 
 
-def _without(data: object, faulty: set[tuple[int | str, ...]]) -> object:
+def _remove_places(data: object, faulty: set[tuple[int | str, ...]]) -> object:
     """Return a mapping, and those in it, without some places."""
     if not isinstance(data, dict):
         return data
     left = {}
     for key, value in data.items():
         if (key,) not in faulty:
-            left[key] = _without(value, {place[1:] for place in faulty if place[:1] == (key,)})
+            left[key] = _remove_places(value, {place[1:] for place in faulty if place[:1] == (key,)})
     return left
 
 
@@ -448,7 +448,7 @@ def _sink_tables(root: YamlNode, registry: Registry) -> dict[str, str]:
     """Return the tables, or templates of tables, that sinks write, and whose they are."""
     tables: dict[str, str] = {}
     for loc, node in _sink_nodes(root):
-        sink = _resolved(registry, Sink, node)
+        sink = _resolve_part(registry, Sink, node)
         if not isinstance(sink, LakeSink):
             continue
         names = names_of(sink)
@@ -458,14 +458,14 @@ def _sink_tables(root: YamlNode, registry: Registry) -> dict[str, str]:
     return tables
 
 
-def _circle(view: View, views: dict[str, View]) -> list[str]:
+def _find_circle(view: View, views: dict[str, View]) -> list[str]:
     """Return the views of a circle that begins with one, by name; nothing if there is none."""
     # Ways from the view to what it reads, each with the names on it; the last way is followed first.
     ways = [(view, [view.name])]
     while ways:
         end, names = ways.pop()
         for other in views.values():
-            if not reads(end, other):
+            if not reads_tables_of(end, other):
                 continue
             if other.name == view.name:
                 return [*names, other.name]
@@ -480,7 +480,7 @@ COLLISION_HINT = (
 )
 
 
-def _locations(root: YamlNode, registry: Registry) -> Iterator[Finding]:
+def _check_locations(root: YamlNode, registry: Registry) -> Iterator[Finding]:
     """Refuse locations in which two tables could lie in one place, or one within another."""
     first: dict[Location, YamlNode] = {}
     for loc, location in _written_locations(root, registry):
@@ -489,14 +489,16 @@ def _locations(root: YamlNode, registry: Registry) -> Iterator[Finding]:
         if fault:
             yield Finding(place, fault, LOCATION_HINT)
         else:
-            for message, hint in _conflicts(root, location, first):
+            for message, hint in _location_conflicts(root, location, first):
                 yield Finding(place, message, hint)
         node = _node_at(root, place)
         if node is not None:
             first[location] = node
 
 
-def _conflicts(root: YamlNode, location: Location, first: dict[Location, YamlNode]) -> Iterator[tuple[str, str]]:
+def _location_conflicts(
+    root: YamlNode, location: Location, first: dict[Location, YamlNode]
+) -> Iterator[tuple[str, str]]:
     """Yield what a location has in common with the places of lake, checkpoint and locations before it, and a hint."""
     for key, place in _own_places(root):
         if location.may_overlap(place):
@@ -535,7 +537,7 @@ def _written_locations(root: YamlNode, registry: Registry) -> Iterator[tuple[Key
             if bronze.location:
                 yield ("bronze",), bronze.location.location_of(bronze.table)
     for loc, node in _sink_nodes(root):
-        sink = _resolved(registry, Sink, node)
+        sink = _resolve_part(registry, Sink, node)
         if isinstance(sink, LakeSink) and sink.location:
             yield (*loc, sink.part_name), sink.location.location_of(names_of(sink))
 
@@ -577,7 +579,7 @@ def _sink_nodes(root: YamlNode) -> Iterator[tuple[KeyPath, YamlNode]]:
             yield ("routes", route, "sinks", index), node
 
 
-def _resolved(registry: Registry, family: type[P], node: YamlNode | None) -> P | None:
+def _resolve_part(registry: Registry, family: type[P], node: YamlNode | None) -> P | None:
     """Return the part that a node means; None if it is at fault, which is reported already."""
     if node is None:
         return None
@@ -599,7 +601,7 @@ def _router_tables(root: YamlNode) -> dict[str, str]:
     return tables
 
 
-def _bronze(root: YamlNode) -> BronzeTables | None:
+def _bronze_tables(root: YamlNode) -> BronzeTables | None:
     """Return the tables of bronze, as far as the configuration names any."""
     tables = _router_tables(root)
     bronze = tables.pop("bronze", None)

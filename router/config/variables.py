@@ -12,7 +12,7 @@ import stat
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from router.config.yaml_tree import Items, Keys, MappingEntry, Scalar, YamlNode, typed
+from router.config.yaml_tree import Items, Keys, MappingEntry, Scalar, YamlNode, parse_plain_scalar
 from router.errors import Problem, printable
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 MAX_FILE_BYTES = 1 << 20
 
 _TOKEN = re.compile(r"\$\$\{|\$\{([^}]*)(\}?)")
-_NAMED = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-.*)?", re.DOTALL)
-_FORMS = "known forms: ${NAME}, ${NAME:-default}, ${file:/path}; a plain `${` is written `$${`"
+_VARIABLE = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-.*)?", re.DOTALL)
+_KNOWN_FORMS = "known forms: ${NAME}, ${NAME:-default}, ${file:/path}; a plain `${` is written `$${`"
 
 
 class _UnresolvedError(Exception):
@@ -35,10 +35,12 @@ class _UnresolvedError(Exception):
         self.hint = hint
 
 
-def substitute(root: YamlNode, environ: Mapping[str, str], folder: Path, file: str) -> tuple[YamlNode, list[Problem]]:
+def substitute_variables(
+    root: YamlNode, environ: Mapping[str, str], folder: Path, file: str
+) -> tuple[YamlNode, list[Problem]]:
     """Return the tree with all references replaced, and those that could not be; `folder` is for relative files."""
     substitution = _Substitution(environ, folder, file)
-    return substitution.of(root, ()), substitution.problems
+    return substitution.replace_in(root, ()), substitution.problems
 
 
 class _Substitution:
@@ -51,29 +53,29 @@ class _Substitution:
         self._file = file
         self._done: dict[int, YamlNode] = {}
 
-    def of(self, node: YamlNode, path: tuple[str, ...]) -> YamlNode:
+    def replace_in(self, node: YamlNode, path: tuple[str, ...]) -> YamlNode:
         if id(node) not in self._done:
-            self._done[id(node)] = self._replaced(node, path)
+            self._done[id(node)] = self._replace_node(node, path)
         return self._done[id(node)]
 
-    def _replaced(self, node: YamlNode, path: tuple[str, ...]) -> YamlNode:
+    def _replace_node(self, node: YamlNode, path: tuple[str, ...]) -> YamlNode:
         if isinstance(node, Keys):
             entries = node.entries.items()
-            return replace(node, entries={key: self._entry(entry, (*path, key)) for key, entry in entries})
+            return replace(node, entries={key: self._replace_in_entry(entry, (*path, key)) for key, entry in entries})
         if isinstance(node, Items):
-            items = [self.of(item, (*path, str(index))) for index, item in enumerate(node.items)]
+            items = [self.replace_in(item, (*path, str(index))) for index, item in enumerate(node.items)]
             return replace(node, items=tuple(items))
         if "${" in node.text:
-            return self._scalar(node, path)
+            return self._replace_in_scalar(node, path)
         return node
 
-    def _entry(self, entry: MappingEntry, path: tuple[str, ...]) -> MappingEntry:
-        return replace(entry, value=self.of(entry.value, path))
+    def _replace_in_entry(self, entry: MappingEntry, path: tuple[str, ...]) -> MappingEntry:
+        return replace(entry, value=self.replace_in(entry.value, path))
 
-    def _scalar(self, node: Scalar, path: tuple[str, ...]) -> Scalar:
+    def _replace_in_scalar(self, node: Scalar, path: tuple[str, ...]) -> Scalar:
         tainted = any(token[0] != "$${" for token in _TOKEN.finditer(node.text))
         try:
-            text = _TOKEN.sub(self._value, node.text)
+            text = _TOKEN.sub(self._value_of_token, node.text)
         except _UnresolvedError as unknown:
             place = printable(".".join(path))
             self.problems.append(
@@ -82,24 +84,24 @@ class _Substitution:
             return replace(node, value="", tainted=tainted, broken=True)
         # One variable and nothing else has the type of its text: `port: ${PORT}` is a number.
         is_alone = tainted and node.plain and _TOKEN.fullmatch(node.text)
-        return replace(node, text=text, value=typed(text) if is_alone else text, tainted=tainted)
+        return replace(node, text=text, value=parse_plain_scalar(text) if is_alone else text, tainted=tainted)
 
-    def _value(self, token: re.Match[str]) -> str:
+    def _value_of_token(self, token: re.Match[str]) -> str:
         if token[0] == "$${":
             return "${"
         reference, closed = token.groups()
         if not closed:
-            raise _UnresolvedError("a `${` is not closed", _FORMS)
+            raise _UnresolvedError("a `${` is not closed", _KNOWN_FORMS)
         if "${" in reference:
             raise _UnresolvedError("a variable stands inside another one", "give the inner one a variable of its own")
         if reference.startswith("file:"):
-            return _content(self._folder / reference.removeprefix("file:"))
-        return self._variable(reference)
+            return _read_value_file(self._folder / reference.removeprefix("file:"))
+        return self._value_of_variable(reference)
 
-    def _variable(self, reference: str) -> str:
-        named = _NAMED.fullmatch(reference)
+    def _value_of_variable(self, reference: str) -> str:
+        named = _VARIABLE.fullmatch(reference)
         if named is None:
-            raise _UnresolvedError("this is not a variable", _FORMS)
+            raise _UnresolvedError("this is not a variable", _KNOWN_FORMS)
         name = named["name"]
         default = named["default"]
         value = self._environ.get(name)
@@ -111,7 +113,7 @@ class _Substitution:
         return value
 
 
-def _content(path: Path) -> str:
+def _read_value_file(path: Path) -> str:
     """Return the text of a file without the line break at its end."""
     shown = printable(str(path))
     try:

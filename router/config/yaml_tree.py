@@ -74,7 +74,7 @@ class Keys:
 YamlNode = Scalar | Items | Keys
 
 
-def children(node: YamlNode) -> Iterator[tuple[str, YamlNode]]:
+def child_nodes(node: YamlNode) -> Iterator[tuple[str, YamlNode]]:
     """Yield the values directly inside a node, by key or index."""
     if isinstance(node, Keys):
         for key, entry in node.entries.items():
@@ -102,10 +102,10 @@ def as_lists(node: YamlNode, wanted: frozenset[int]) -> YamlNode:
         return replace(node, entries=entries)
     if isinstance(node, Items):
         return replace(node, items=tuple(as_lists(item, wanted) for item in node.items))
-    return _listed(node) if id(node) in wanted else node
+    return _split_into_items(node) if id(node) in wanted else node
 
 
-def _listed(node: Scalar) -> YamlNode:
+def _split_into_items(node: Scalar) -> YamlNode:
     """Return the items of `a, b` or of `["a", "b"]`, all at the place of the text; the text if it is no list."""
     items: list[Scalar] = []
     if node.text.lstrip().startswith("["):
@@ -115,17 +115,17 @@ def _listed(node: Scalar) -> YamlNode:
         for item in root.items:
             if not isinstance(item, Scalar):
                 return node
-            value = typed(item.text) if item.plain else item.text
+            value = parse_plain_scalar(item.text) if item.plain else item.text
             items.append(replace(node, text=item.text, value=value))
     else:
         for part in node.text.split(","):
             text = part.strip()
             if text:
-                items.append(replace(node, text=text, value=typed(text)))
+                items.append(replace(node, text=text, value=parse_plain_scalar(text)))
     return Items(node.line, node.column, tuple(items))
 
 
-def _whole(text: str) -> int:
+def _parse_integer(text: str) -> int:
     """Return a whole number; one with a leading zero is decimal."""
     sign = -1 if text.startswith("-") else 1
     digits = text.lstrip("+-")
@@ -133,25 +133,25 @@ def _whole(text: str) -> int:
     return sign * int(digits if base == 10 else digits[2:], base)
 
 
-def _fraction(text: str) -> float:
+def _parse_float(text: str) -> float:
     return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
 
 
-CORE: dict[str, tuple[str, Callable[[str], _Value]]] = {
+CORE_TYPES: dict[str, tuple[str, Callable[[str], _Value]]] = {
     "null": (r"~|null|Null|NULL|", lambda text: None),
     "bool": (r"true|True|TRUE|false|False|FALSE", lambda text: text.lower() == "true"),
-    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", _whole),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", _parse_integer),
     "float": (
         r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-        _fraction,
+        _parse_float,
     ),
 }
 """YAML 1.2's core schema: the type of a plain scalar, by a pattern of its whole text."""
 
 
-def typed(text: str) -> _Value:
+def parse_plain_scalar(text: str) -> _Value:
     """Return what a plain scalar means."""
-    for pattern, convert in CORE.values():
+    for pattern, convert in CORE_TYPES.values():
         if re.fullmatch(pattern, text):
             return convert_text(convert, text)
     return text
@@ -197,7 +197,7 @@ class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
 def parse_yaml(text: str, file: str) -> tuple[YamlNode | None, list[Problem]]:
     """Return the tree of a document and what is wrong with it as YAML; no tree when it cannot be read at all."""
     try:
-        root = _compose(text)
+        root = _compose_nodes(text)
     except yaml.MarkedYAMLError as error:
         return None, [_syntax_problem(error, text, file)]
     except ReaderError as error:
@@ -209,10 +209,10 @@ def parse_yaml(text: str, file: str) -> tuple[YamlNode | None, list[Problem]]:
     if root is None:
         return None, [Problem(file, 1, 1, "", "the file is empty", "begin with `name:` and `lake:`")]
     builder = _Builder(file)
-    return builder.build(root, ()), builder.problems
+    return builder.build_node(root, ()), builder.problems
 
 
-def _compose(text: str) -> yaml.Node | None:
+def _compose_nodes(text: str) -> yaml.Node | None:
     loader = _Loader(text)
     try:
         return loader.get_single_node()
@@ -259,91 +259,95 @@ class _Builder:
         self._extents: dict[int, _Extent] = {}
         self._open: set[int] = set()
 
-    def build(self, node: yaml.Node, path: KeyNames) -> YamlNode:
+    def build_node(self, node: yaml.Node, path: KeyNames) -> YamlNode:
         if id(node) in self._open:
-            return self._bad(node, path, "an alias stands inside its own anchor", "remove the alias")
+            return self._refuse_node(node, path, "an alias stands inside its own anchor", "remove the alias")
         if id(node) not in self._built:
             self._open.add(id(node))
-            built = self._make(node, path)
+            built = self._make_node(node, path)
             self._open.discard(id(node))
-            self._built[id(node)] = self._bounded(node, built, path)
+            self._built[id(node)] = self._refuse_huge_value(node, built, path)
         return self._built[id(node)]
 
-    def _make(self, node: yaml.Node, path: KeyNames) -> YamlNode:
-        line, column = _place(node)
-        if node.tag.removeprefix(_TAG) not in {"str", "seq", "map", *CORE}:
-            return self._bad(node, path, "tags such as `!name` have no meaning here", "remove the tag")
+    def _make_node(self, node: yaml.Node, path: KeyNames) -> YamlNode:
+        line, column = _place_of(node)
+        if node.tag.removeprefix(_TAG) not in {"str", "seq", "map", *CORE_TYPES}:
+            return self._refuse_node(node, path, "tags such as `!name` have no meaning here", "remove the tag")
         if isinstance(node, yaml.MappingNode):
-            return Keys(line, column, self._entries(node, path))
+            return Keys(line, column, self._make_entries(node, path))
         if isinstance(node, yaml.SequenceNode):
-            items = [self.build(item, (*path, str(index))) for index, item in enumerate(node.value)]
+            items = [self.build_node(item, (*path, str(index))) for index, item in enumerate(node.value)]
             return Items(line, column, tuple(items))
-        return self._scalar(node, path)
+        return self._make_scalar(node, path)
 
-    def _scalar(self, node: yaml.Node, path: KeyNames) -> YamlNode:
-        line, column = _place(node)
+    def _make_scalar(self, node: yaml.Node, path: KeyNames) -> YamlNode:
+        line, column = _place_of(node)
         text = str(node.value)
         kind = node.tag.removeprefix(_TAG)
         plain = isinstance(node, yaml.ScalarNode) and not node.style
         if not _is_unicode(text):
-            return self._bad(node, path, "an escape stands for half a character", "write it as \\U and eight digits")
-        if kind not in CORE:
-            return Scalar(line, column, text, typed(text) if plain else text, plain)
+            return self._refuse_node(
+                node, path, "an escape stands for half a character", "write it as \\U and eight digits"
+            )
+        if kind not in CORE_TYPES:
+            return Scalar(line, column, text, parse_plain_scalar(text) if plain else text, plain)
         # A tag such as `!!int` says what the text means.
-        pattern, convert = CORE[kind]
+        pattern, convert = CORE_TYPES[kind]
         if not re.fullmatch(pattern, text):
-            return self._bad(node, path, f"the text is not of type {kind}", "remove the tag")
+            return self._refuse_node(node, path, f"the text is not of type {kind}", "remove the tag")
         return Scalar(line, column, text, convert_text(convert, text))
 
-    def _entries(self, node: yaml.MappingNode, path: KeyNames) -> dict[str, MappingEntry]:
+    def _make_entries(self, node: yaml.MappingNode, path: KeyNames) -> dict[str, MappingEntry]:
         own: dict[str, MappingEntry] = {}
         merged: dict[str, MappingEntry] = {}
         for key, value in node.value:
-            line, column = _place(key)
+            line, column = _place_of(key)
             if not isinstance(key, yaml.ScalarNode) or not _is_unicode(key.value):
-                self._bad(key, path, "a key must be text", "put quotes around it")
+                self._refuse_node(key, path, "a key must be text", "put quotes around it")
             elif key.value == "<<" and not key.style:
                 for source in self._merge_sources(value, path):
                     merged = {**source.entries, **merged}
             elif key.value in own:
                 first = own[key.value]
                 hint = f"the first is at line {first.line}, column {first.column}; keep one"
-                self._bad(key, (*path, key.value), "this key is given twice", hint)
+                self._refuse_node(key, (*path, key.value), "this key is given twice", hint)
             else:
-                own[key.value] = MappingEntry(line, column, self.build(value, (*path, key.value)))
+                own[key.value] = MappingEntry(line, column, self.build_node(value, (*path, key.value)))
         return {**merged, **own}
 
     def _merge_sources(self, node: yaml.Node, path: KeyNames) -> Iterator[Keys]:
         """Return the mappings that `<<` names; of two that have a key, the first one counts."""
         sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
         for source in sources:
-            built = self.build(source, path)
+            built = self.build_node(source, path)
             if isinstance(built, Keys):
                 yield built
             else:
-                self._bad(source, path, "`<<` takes a mapping or a list of mappings", "name an anchor: `<<: *name`")
+                self._refuse_node(
+                    source, path, "`<<` takes a mapping or a list of mappings", "name an anchor: `<<: *name`"
+                )
 
-    def _bounded(self, node: yaml.Node, built: YamlNode, path: KeyNames) -> YamlNode:
+    def _refuse_huge_value(self, node: yaml.Node, built: YamlNode, path: KeyNames) -> YamlNode:
         """Refuse a value that aliases make huge or deep; what is inside was measured before."""
         values = 1
         depth = 1
-        for _, child in children(built):
+        for _, child in child_nodes(built):
             extent = self._extents.get(id(child), _Extent(1, 0))
             values += extent.values
             depth = max(depth, 1 + extent.depth)
         if values > MAX_VALUES or depth > MAX_DEPTH:
             message = f"aliases make this larger than {MAX_VALUES} values or deeper than {MAX_DEPTH} levels"
-            return self._bad(node, path, message, "use fewer aliases of aliases")
+            return self._refuse_node(node, path, message, "use fewer aliases of aliases")
         self._extents[id(built)] = _Extent(values, depth)
         return built
 
-    def _bad(self, node: yaml.Node, path: KeyNames, what: str, hint: str) -> Scalar:
-        line, column = _place(node)
+    def _refuse_node(self, node: yaml.Node, path: KeyNames, what: str, hint: str) -> Scalar:
+        line, column = _place_of(node)
         self.problems.append(Problem(self._file, line, column, printable(".".join(path)), what, hint))
         return Scalar(line, column, "", None, broken=True)
 
 
-def _place(node: yaml.Node) -> tuple[int, int]:
+def _place_of(node: yaml.Node) -> tuple[int, int]:
     return node.start_mark.line + 1, node.start_mark.column + 1
 
 

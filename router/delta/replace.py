@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, WriterProperties, write_deltalake
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
-from router.api.table_options import PLAIN, PROPERTIES_OF_DELTA_RS
+from router.api.table_options import PLAIN_TABLE, PROPERTIES_OF_DELTA_RS
 from router.delta.log_tail import newest
 from router.delta.transaction_id import transactions
 
@@ -77,7 +77,7 @@ def create_table(
     table: str,
     schema: pa.Schema,
     *,
-    options: NewTable = PLAIN,
+    options: NewTable = PLAIN_TABLE,
     properties: Mapping[str, str] | None = None,
     name: str | None = None,
     exclusive: bool = False,
@@ -112,7 +112,7 @@ def create_with_files(
     *,
     ids: Mapping[str, int],
     notes: Mapping[str, str],
-    options: NewTable = PLAIN,
+    options: NewTable = PLAIN_TABLE,
     exclusive: bool = False,
 ) -> None:
     """Create a table with staged files, in its first commit; `schema` is Delta's JSON.

@@ -20,8 +20,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
-from router.api.columns import quoted, sql_text
-from router.api.table_options import PLAIN
+from router.api.columns import quote_identifier, sql_text
+from router.api.table_options import PLAIN_TABLE
 from router.delta.casting import cast_to
 from router.delta.commit import names, to_arrow, to_arrow_schema
 from router.delta.partition_folders import RANDOM_FOLDERS, has_long_folder
@@ -86,7 +86,7 @@ def staged_rows(session: SparkSession, lake: Lake, work: TableCommit) -> DataFra
                 values[name] = F.lit(text).cast(schema[name].dataType)
         in_files = StructType([column for column in schema if column.name not in values])
         rows = _parquet_rows(session, lake, files, in_files).withColumns(values)
-        parts.append(rows.select(*[quoted(name) for name in schema.names]))
+        parts.append(rows.select(*[quote_identifier(name) for name in schema.names]))
     if not parts:
         return session.createDataFrame([], schema)
     return reduce(DataFrame.unionByName, parts)
@@ -153,7 +153,7 @@ def create_by_spark(
     address: str,
     schema: pa.Schema,
     *,
-    options: NewTable = PLAIN,
+    options: NewTable = PLAIN_TABLE,
     properties: Mapping[str, str] | None = None,
 ) -> None:
     """Create a table without rows, unless it exists; its property `MADE` marks it as the router's."""
@@ -242,20 +242,20 @@ def _in_schema(rows: DataFrame, schema: str) -> DataFrame:
     fields = StructType.fromJson(json.loads(schema))
     columns = []
     for field in fields:
-        value = F.col(quoted(field.name)) if field.name in rows.columns else F.lit(None)
+        value = F.col(quote_identifier(field.name)) if field.name in rows.columns else F.lit(None)
         columns.append(value.cast(field.dataType).alias(field.name, metadata=field.metadata))
-    others = [quoted(name) for name in rows.columns if name not in fields.names]
+    others = [quote_identifier(name) for name in rows.columns if name not in fields.names]
     return rows.select(*columns, *others)
 
 
 def finish(session: SparkSession, address: str, options: NewTable) -> None:
     """Set the properties of a table without rows that delta-rs cannot set, and its clustering."""
-    table = f"delta.{quoted(address)}"
+    table = f"delta.{quote_identifier(address)}"
     if options.properties:
         pairs = [f"{sql_text(name)} = {sql_text(value)}" for name, value in options.properties.items()]
         session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({', '.join(pairs)})")
     if options.cluster_by:
-        columns = ", ".join(quoted(name) for name in options.cluster_by)
+        columns = ", ".join(quote_identifier(name) for name in options.cluster_by)
         session.sql(f"ALTER TABLE {table} CLUSTER BY ({columns})")
 
 
@@ -268,7 +268,9 @@ def is_finished(table: Any, options: NewTable) -> bool:
 
 def set_property_by_spark(session: SparkSession, address: str, name: str, value: str) -> None:
     """Set a property of a table."""
-    session.sql(f"ALTER TABLE delta.{quoted(address)} SET TBLPROPERTIES ({sql_text(name)} = {sql_text(value)})")
+    session.sql(
+        f"ALTER TABLE delta.{quote_identifier(address)} SET TBLPROPERTIES ({sql_text(name)} = {sql_text(value)})"
+    )
 
 
 def name_folders_at_random(session: SparkSession, address: str, table: Any, long_folder: str = "") -> None:
@@ -282,12 +284,12 @@ def name_folders_at_random(session: SparkSession, address: str, table: Any, long
 
 def widen(session: SparkSession, address: str, widened: str) -> None:
     """Widen columns, also nested ones, without a rewrite. Source: Delta protocol, table feature typeWidening."""
-    table = f"delta.{quoted(address)}"
+    table = f"delta.{quote_identifier(address)}"
     have = session.read.format("delta").load(address).schema
     session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
     for column in to_spark_columns(to_arrow_schema(widened), ntz=True):
         # Delta widens one leaf a statement.
-        for path, kind in _wider_leaves(quoted(column.name), have[column.name].dataType, column.dataType):
+        for path, kind in _wider_leaves(quote_identifier(column.name), have[column.name].dataType, column.dataType):
             session.sql(f"ALTER TABLE {table} ALTER COLUMN {path} TYPE {kind}")
 
 
@@ -296,7 +298,9 @@ def _wider_leaves(path: str, have: DataType, want: DataType) -> Iterator[tuple[s
     if isinstance(have, StructType) and isinstance(want, StructType):
         for child in want:
             if child.name in have.names:
-                yield from _wider_leaves(f"{path}.{quoted(child.name)}", have[child.name].dataType, child.dataType)
+                yield from _wider_leaves(
+                    f"{path}.{quote_identifier(child.name)}", have[child.name].dataType, child.dataType
+                )
     elif isinstance(have, ArrayType) and isinstance(want, ArrayType):
         yield from _wider_leaves(f"{path}.element", have.elementType, want.elementType)
     elif isinstance(have, MapType) and isinstance(want, MapType):

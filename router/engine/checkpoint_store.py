@@ -79,8 +79,8 @@ RECOVERY_HINTS = {
 
 def lake_and_checkpoint(config: Config) -> tuple[Lake, Lake]:
     """Return the lake of a configuration, with the places of its tables, and its checkpoint."""
-    options = config.storage()
-    return Lake.at(config.lake, options, config.locations()), Lake.at(config.checkpoint_path(), options)
+    options = config.revealed_storage_options()
+    return Lake.at(config.lake, options, config.table_locations()), Lake.at(config.checkpoint_path(), options)
 
 
 @dataclass(frozen=True)

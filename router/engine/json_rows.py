@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from router.api.columns import TIMES, quoted
+from router.api.columns import TIMES, quote_identifier
 from router.engine.label.layout import MERGED_COORDINATES
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ OPTIONS = {**TIMES, "ignoreNullFields": "false"}
 def as_json(rows: DataFrame, own: list[Column]) -> DataFrame:
     """Return rows of an outbox as a quarantine keeps them: the columns `own`, their coordinates, and `_row`."""
     coordinates = [name for name in MERGED_COORDINATES if name in rows.columns]
-    row_columns = [F.col(quoted(name)) for name in rows.columns if name not in coordinates]
+    row_columns = [F.col(quote_identifier(name)) for name in rows.columns if name not in coordinates]
     row = F.to_json(F.struct(*row_columns), OPTIONS).alias(ROW)
     return rows.select(*own, *coordinates, row)
 
@@ -38,7 +38,7 @@ def from_json(rows: DataFrame, columns: StructType) -> DataFrame:
     parsed = rows.withColumn(ROW, F.from_json(F.col(ROW), in_json, OPTIONS))
     outbox_columns = []
     for field in columns:
-        name = quoted(field.name)
+        name = quote_identifier(field.name)
         column = F.col(f"{ROW}.{name}")
         if field.name in MERGED_COORDINATES:
             column = F.col(name)

@@ -184,14 +184,14 @@ def of_moved(query: str, run: str, manifest: Manifest) -> list[dict[str, Any]]:
 def of_sink(key: str, counts: Applied, landed: int = 0) -> dict[str, Any]:
     """Return the columns of a ledger row about a sink that applied some of `landed` rows, and of an earlier backlog."""
     route, sink = key.split("/", 1)
-    return {"route": route, "sink": sink, **counts._asdict(), "backlog": landed - counts.done}
+    return {"route": route, "sink": sink, **counts._asdict(), "backlog": landed - counts.finished_rows}
 
 
 def of_replay(key: str, resent: Resent) -> dict[str, Any]:
     """Return the columns of a ledger row about rows that a sink sent again."""
     route, sink = key.split("/", 1)
-    moved = {status: resent.are(status) - resent.were(status) for status in ("dead", "parked")}
-    counts = {"applied": resent.are("delivered"), **moved, "in_doubt": resent.in_doubt, "backlog": 0}
+    moved = {status: resent.count_now(status) - resent.count_before(status) for status in ("dead", "parked")}
+    counts = {"applied": resent.count_now("delivered"), **moved, "in_doubt": resent.in_doubt, "backlog": 0}
     return {"route": route, "sink": sink, **counts}
 
 
@@ -310,7 +310,7 @@ def sent(lake: Lake, config: Config, key: str) -> int:
     for row in dataset_of(table).to_table(filter=of_sink).to_pylist():
         # A ledger of an older version has fewer columns.
         counts = {name: row.get(name) or 0 for name in Applied._fields}
-        done += Applied(**counts).done
+        done += Applied(**counts).finished_rows
     return done
 
 

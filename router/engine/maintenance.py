@@ -15,8 +15,8 @@ from datetime import timedelta
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, TypeVar
 
-from router.api.columns import quoted
-from router.config.models import UNASKED, interval
+from router.api.columns import quote_identifier
+from router.config.models import DEFAULT_MAINTENANCE, parse_interval
 from router.delta.commit import retry_on_conflict
 from router.delta.constraints import unmergeable
 from router.delta.maintenance import (
@@ -122,15 +122,15 @@ class TableMaintenance:
         options = MaintenanceOptions(
             file_bytes=plan.file_bytes,
             zorder=plan.zorder,
-            retention=interval(plan.retention),
+            retention=parse_interval(plan.retention),
             statistics=plan.statistics,
             log_commits=plan.log_commits,
-            log_retention=interval(plan.log_retention) if plan.log_retention else None,
+            log_retention=parse_interval(plan.log_retention) if plan.log_retention else None,
             rewritten=any(may_make_name(view.into, table) for view in self.views),
             # A refresh reads what has changed since the one before, and takes its time.
-            followed=2 * timedelta(seconds=max((view.seconds or 0.0 for view in self.views), default=0.0)),
-            gradual=plan is UNASKED,
-            unasked=plan is UNASKED,
+            followed=2 * timedelta(seconds=max((view.refresh_seconds or 0.0 for view in self.views), default=0.0)),
+            gradual=plan is DEFAULT_MAINTENANCE,
+            unasked=plan is DEFAULT_MAINTENANCE,
         )
         by_delta_rs = self.process.maintain if self.process else maintain
         result = by_delta_rs(self.lake, table, options, dry=dry)
@@ -148,8 +148,8 @@ class TableMaintenance:
             if plan is None or not commits:
                 continue
             age = now - self.last.get(table, now)
-            is_due = commits >= plan.commits or age >= interval(plan.every).total_seconds()
-            if plan is UNASKED and table in self.rewritten:
+            is_due = commits >= plan.commits or age >= parse_interval(plan.every).total_seconds()
+            if plan is DEFAULT_MAINTENANCE and table in self.rewritten:
                 is_due |= commits >= REWRITTEN_COMMITS and age >= REWRITTEN_SECONDS
             if is_due:
                 yield table, plan
@@ -158,7 +158,7 @@ class TableMaintenance:
         """Maintain the tables that are due, within the budgets."""
         began = time.monotonic()
         for table, plan in self._due():
-            if not self.stop.is_set() and time.monotonic() < began + interval(plan.budget).total_seconds():
+            if not self.stop.is_set() and time.monotonic() < began + parse_interval(plan.budget).total_seconds():
                 self._maintain(table, plan)
         if self.process:
             self.process.end()
@@ -224,7 +224,7 @@ class SparkMaintenance:
         assert handle is not None
         session = self._session()
         address = self.lake.spark_address(self.table)
-        vacuum = f"VACUUM delta.{quoted(address)} RETAIN {self.options.hours} HOURS"
+        vacuum = f"VACUUM delta.{quote_identifier(address)} RETAIN {self.options.hours} HOURS"
         old_paths = [row["path"].removeprefix("file:") for row in session.sql(f"{vacuum} DRY RUN").collect()]
         freed = size_of(self.lake, self.table, [path.removeprefix(f"{address}/") for path in old_paths])
         result = replace(result, deleted=len(old_paths), freed=freed)
@@ -232,10 +232,10 @@ class SparkMaintenance:
             files, into = small_files(handle, self.options)
             return self._shorten_log(replace(result, files=files, into=into))
         name_folders_at_random(session, address, handle)
-        optimize = f"OPTIMIZE delta.{quoted(address)}"
+        optimize = f"OPTIMIZE delta.{quote_identifier(address)}"
         # Delta refuses to order the rows of a table that is clustered.
         if self.options.zorder and "clustering" not in result.by_spark:
-            optimize += f" ZORDER BY ({', '.join(map(quoted, self.options.zorder))})"
+            optimize += f" ZORDER BY ({', '.join(map(quote_identifier, self.options.zorder))})"
         try:
             (metrics,) = self._retry(lambda: session.sql(optimize).select("metrics.*").collect())
             result = replace(result, files=metrics["numFilesRemoved"], into=metrics["numFilesAdded"])

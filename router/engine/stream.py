@@ -18,7 +18,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_eve
 from tenacity.nap import sleep_using_event
 
 from router.api.parts import BatchReport, Decoder, Preparation
-from router.config.models import Ui, interval
+from router.config.models import Ui, parse_interval
 from router.delta.lake import DAMAGED_LOG, Lake
 from router.delta.table_cache import TableCache
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
@@ -455,7 +455,7 @@ class _StreamRun:
         if trigger.once:
             writer = writer.trigger(availableNow=True)
         elif trigger.every:
-            millis = max(1, round(interval(trigger.every).total_seconds() * 1000))
+            millis = max(1, round(parse_interval(trigger.every).total_seconds() * 1000))
             writer = writer.trigger(processingTime=f"{millis} milliseconds")  # Spark knows neither `ms` nor `1.5 s`
         return writer.start()
 
@@ -513,7 +513,7 @@ class _StreamRun:
     def _tell_silence(self) -> None:
         """Log once for each step that it takes longer than a stream should."""
         snapshot = self.status.snapshot()
-        longest = interval((self.config.ui or Ui()).stuck_after).total_seconds()
+        longest = parse_interval((self.config.ui or Ui()).stuck_after).total_seconds()
         finding = stuck_finding(snapshot, longest, time.time())
         if finding is not None and self.silent_at != snapshot.place:
             message = "%s: %s If it has to end, Ctrl-C or SIGTERM ends it all the same"

@@ -22,7 +22,7 @@ from pyspark import cloudpickle
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from router.api.columns import holds
+from router.api.columns import holds_where
 from router.api.decoding import RAISED
 from router.api.parts import ENCODER_RAISES
 from router.api.sinks import Batch, Opening
@@ -113,7 +113,7 @@ def check_rule(spark: SparkSession, rule: Rule, events: DataFrame) -> None:
     frame = _with_raw_columns(events)
     _check_type(frame.select(F.lit(rule.matches()).alias("result")), T.BooleanType(), "matches()")
     is_event = F.col("event").isNotNull()
-    _evaluate(frame, lambda: holds(is_event, rule.matches()), T.BooleanType(), "matches()")
+    _evaluate(frame, lambda: holds_where(is_event, rule.matches()), T.BooleanType(), "matches()")
 
 
 def check_table_sink(spark: SparkSession, sink: TableSink, events: DataFrame) -> None:

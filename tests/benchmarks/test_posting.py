@@ -13,7 +13,7 @@ from benchmarks.cells import FULL
 from benchmarks.measurements import posting
 from benchmarks.runs import Run, Task
 from benchmarks.subjects.posting import configuration, not_once, sizes, write_outbox
-from router.config.loader import load
+from router.config.loader import load_config
 from router.registry import load_registry
 from router_bench.chart import draw
 from router_rest.sink import Rest
@@ -50,7 +50,7 @@ def test_the_sink_is_measured_with_a_limit_and_receipts_as_a_configuration_says_
     asked = replace(task, options={"rows_per_call": "10", "max_in_flight": "256", "tasks": "4"})
     path = tmp_path / "posting.yaml"
     path.write_text(yaml.safe_dump(configuration(asked, "http://127.0.0.1:9/events")))
-    (route,) = load(path, load_registry()).config.routes
+    (route,) = load_config(path, load_registry()).config.routes
     (sink,) = route.sinks
 
     assert isinstance(sink, Rest)

@@ -27,7 +27,7 @@ from benchmarks.subjects.router import (
 )
 from benchmarks.verify import offsets_read
 from router import BatchReport
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import KafkaSource
 from router.engine.source.source import CONSUMER
 from router.registry import load_registry
@@ -71,7 +71,10 @@ SWEEPS = sorted(file.stem for file in SWEEP_FOLDER.glob("*.yaml"))
 @pytest.mark.parametrize("sweep", [*SWEEPS, "profiles"])
 def test_a_sweep_is_a_configuration_for_the_router_and_for_router_bench(task: Task, sweep: str) -> None:
     chosen = replace(task, options={"sweep": sweep})
-    ours, alone = load(write_configuration(chosen), load_registry()), load(sweep_file(sweep), load_registry())
+    ours, alone = (
+        load_config(write_configuration(chosen), load_registry()),
+        load_config(sweep_file(sweep), load_registry()),
+    )
 
     assert ours.config.routes == alone.config.routes
     assert ours.config.source.kafka is not None

@@ -12,7 +12,7 @@ from unittest import mock
 from router.api.parts import BatchReport
 from router.api.sinks import ApiState, Applied
 from router.cli.graph import NO_COUNTS, graph_of
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Expectation, View
 from router.delta.commit import TableCommit
 from router.delta.staged_files import StagedFile
@@ -41,7 +41,7 @@ SECONDS = {"plan": 0.11, "land": 1.62, "manifest": 0.05, "commit": 0.58, "ledger
 
 def configuration() -> Config:
     """Return a configuration that this repository ships, with a view, and with something that is expected."""
-    config = load(ROUTES / "big_wins.yaml", load_registry(), environ={"CRM_TOKEN": "token"}).config
+    config = load_config(ROUTES / "big_wins.yaml", load_registry(), environ={"CRM_TOKEN": "token"}).config
     games, *others = config.routes
     expected = (
         Expectation(name="has_gamer", sql="event.gamer_id IS NOT NULL"),

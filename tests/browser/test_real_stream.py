@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import Producer
 
 from router.cli.run import served
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Trigger
 from router.engine.status.board import StatusBoard
 from router.engine.stream import RunOptions, run
@@ -69,7 +69,7 @@ def sent(broker: EmbeddedKafka) -> None:
 def streaming(file: Path, spark: SparkSession) -> Iterator[None]:
     """Run a configuration as the command does, with its page."""
     registry = load_registry(())
-    loaded = load(file, registry, environ={})
+    loaded = load_config(file, registry, environ={})
     stop = threading.Event()
     board = StatusBoard(loaded.config.name)
     options = RunOptions(trigger=Trigger(continuous=True), stop=stop, status=board)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from confluent_kafka import Producer
 
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Trigger
 from router.engine import stream
 from router.registry import Registry, load_registry
@@ -91,7 +91,7 @@ def drain(spark, registry) -> Callable[..., list[BatchReport]]:
 
     def drain(path: Path, **options: Any) -> list[BatchReport]:
         return stream.run(
-            load(path, registry), registry, spark, stream.RunOptions(trigger=Trigger(once=True), **options)
+            load_config(path, registry), registry, spark, stream.RunOptions(trigger=Trigger(once=True), **options)
         )
 
     return drain

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Trigger
 from router.delta.keyed import row_versions
 from router.engine import stream
@@ -44,7 +44,7 @@ BLOCKED = "silver.rummy"
 def main() -> None:
     asked = _arguments()
     registry = load_registry(asked.plugin)
-    loaded = load(asked.config, registry)
+    loaded = load_config(asked.config, registry)
     # one commit after another, so that a kill comes between two of them
     committers.THREADS = delta_rs.THREADS = delta_spark.THREADS = 1
     if asked.by_tasks:

@@ -13,7 +13,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Trigger
 from router.delta.commit import StagedParts
 from router.engine import ledger, stream
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--kill", choices=POINTS)
     asked = parser.parse_args()
     registry = load_registry(asked.plugin)
-    loaded = load(asked.config, registry)
+    loaded = load_config(asked.config, registry)
     _die_at(asked.kill)
     session_ = session.build_session(loaded.config, "local[2,4]")
     signal.signal(signal.SIGUSR1, lambda *_: lease_server(*driver_hosts(session_)).stop())

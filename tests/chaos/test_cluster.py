@@ -14,7 +14,7 @@ import pytest
 import yaml
 from pyarrow import fs
 
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Trigger
 from router.delta.lake import Lake
 from router.engine import stream
@@ -137,7 +137,7 @@ def local(configured, spark, tmp_path) -> Callable[..., dict[str, lakes.Rows]]:
 
     def local(rows: int = ROWS) -> dict[str, lakes.Rows]:
         config, registry = configured(tmp_path / "local", rows), load_registry([STRANGER])
-        stream.run(load(config, registry), registry, spark, stream.RunOptions(trigger=Trigger(once=True)))
+        stream.run(load_config(config, registry), registry, spark, stream.RunOptions(trigger=Trigger(once=True)))
         return lakes.contents(config.parent / "lake")
 
     return local

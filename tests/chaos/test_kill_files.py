@@ -11,7 +11,7 @@ import pytest
 import yaml
 from deltalake import write_deltalake
 
-from router.config.loader import load
+from router.config.loader import load_config
 from router.engine.audit.verify import verify_tables
 from tests.chaos import lakes
 from tests.light import LIGHT
@@ -96,4 +96,6 @@ def test_a_killed_router_takes_each_row_of_a_file_once(undisturbed, start, drain
     assert lakes.differences(_tables(tmp_path), undisturbed) == []
     kept = sorted(path.name for folder in ("in", "old") for path in (tmp_path / folder).rglob("*.csv"))
     assert kept == sorted(f"{number}.csv" for number in range(FILES))
-    assert [problem for audit in verify_tables(load(config, registry).config) for problem in audit.problems] == []
+    assert [
+        problem for audit in verify_tables(load_config(config, registry).config) for problem in audit.problems
+    ] == []

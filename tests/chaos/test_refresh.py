@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from router.config.loader import load
+from router.config.loader import load_config
 from router.engine.audit.verify import verify_tables
 from router.engine.checkpoint_store import lake_and_checkpoint
 from router.engine.reprocess.context import ReprocessContext
@@ -37,7 +37,7 @@ def test_tables_are_made_anew_of_the_topic(drain, new_topic, spark, registry, tm
     topic.simulate(400, seed=1)
     drain(config)
     topic.simulate(50, seed=2)  # not read yet: not in the tables either
-    loaded = load(config, registry).config
+    loaded = load_config(config, registry).config
     lake, checkpoint = lake_and_checkpoint(loaded)
     before = lakes.contents(tmp_path / "lake")
     silver = [table for table in before if table.startswith("silver.")]
@@ -66,7 +66,7 @@ def test_tables_are_made_anew_beside_a_stream_of_another_process(router_run, new
     """Without it a refresh takes what the stream lands meanwhile, or lands it twice."""
     topic, rounds = new_topic(), 6
     config = configuration(tmp_path, topic, rows=200, routes=[GAMES, WINS])
-    loaded = load(config, registry).config
+    loaded = load_config(config, registry).config
     lake, checkpoint = lake_and_checkpoint(loaded)
     sent = topic.simulate(300)
     router = router_run(config)

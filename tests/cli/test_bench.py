@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import router.cli
-from router.config.loader import load
+from router.config.loader import load_config
 from router.errors import StartError
 from router.registry import load_registry
 from router_bench import payload, worker
@@ -64,7 +64,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def loaded(file: Path) -> Loaded:
     """Return what the router reads of it."""
-    return load(file, load_registry())
+    return load_config(file, load_registry())
 
 
 @pytest.fixture

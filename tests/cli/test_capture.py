@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import router.cli
-from router.config.loader import load
+from router.config.loader import load_config
 from router.engine.preflight.route_tests import load_tests
 from router.engine.spark import session
 from router.engine.stream import run
@@ -68,7 +68,7 @@ class Commands:
         (self.folder / "records.txt").write_bytes(b"\n".join(lines) + b"\n")
         (self.folder / "records.txt").rename(self.folder / "in/records.txt")
         registry = load_registry()
-        run(load(self.file, registry), registry, self.spark)
+        run(load_config(self.file, registry), registry, self.spark)
 
     def __call__(self, *arguments: str) -> Result:
         return CliRunner(env={"COLUMNS": "250"}).invoke(router.cli.commands, arguments, prog_name="router")

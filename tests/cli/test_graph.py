@@ -148,10 +148,10 @@ def test_mermaid_draws_a_table_of_two_sinks_once_and_quotes_everything() -> None
 
 def test_many_tables_of_a_sink_are_counted(tmp_path: Path) -> None:
     from router.cli.graph import graph_of
-    from router.config.loader import load
+    from router.config.loader import load_config
     from router.registry import load_registry
 
-    config = load(WrittenLake(tmp_path).file, load_registry(())).config
+    config = load_config(WrittenLake(tmp_path).file, load_registry(())).config
     names = tuple((f"silver.t{number:03d}", number) for number in range(TABLES_SHOWN + 188))
     counts = GraphCounts(
         {("all", "tables"): {"landed": 7, "matched": 9}, (None, None): {"read": 9}}, {"all/tables": names}

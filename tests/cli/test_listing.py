@@ -16,7 +16,7 @@ from deltalake import write_deltalake
 import router.cli.replay
 from router.cli import commands
 from router.cli.listing import Listing, ListingField, numbers, show_listing, show_sentences
-from router.config.loader import load
+from router.config.loader import load_config
 from router.delta.replace import PROPERTIES
 from router.engine.label.layout import DEAD_SCHEMA
 from router.engine.ledger import SCHEMA
@@ -145,7 +145,7 @@ def test_the_dry_replay_is_whole_at_80_columns(lake: WrittenLake, monkeypatch: A
     """It needs Spark, and is what an operator looks at before rows are sent again."""
     for name, value in TERMINAL.items():
         monkeypatch.setenv(name, value)
-    config = load(lake.file, load_registry(())).config
+    config = load_config(lake.file, load_registry(())).config
     places = {f"silver.{table}": NUMBER for table in TABLES}
     found = [DeadLetterOutcome(Scope("schema", "all", "tables"), NUMBER * 3, "no " * 90, places, still=NUMBER)]
 

@@ -23,7 +23,7 @@ from router.api.parts import BatchReport
 from router.api.sinks import ApiState, Applied
 from router.cli import commands
 from router.cli.run import served
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Metrics, Ui
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore
@@ -73,7 +73,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.fixture
 def checkpoint(run: Run, tmp_path: Path) -> Lake:
-    return Lake.at(load(tmp_path / "games.yaml", load_registry(), environ={}).config.checkpoint_path())
+    return Lake.at(load_config(tmp_path / "games.yaml", load_registry(), environ={}).config.checkpoint_path())
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_a_stream_with_an_address_of_its_command_line_is_found(run: Run, tmp_pat
     """Without it a stream with `run --ui HOST:PORT` looks to all commands as if it had no page."""
     file = tmp_path / "games.yaml"
     file.write_text(TEXT.replace('ui: {address: "127.0.0.1:1"}\n', ""))
-    config = load(file, load_registry(), environ={}).config
+    config = load_config(file, load_registry(), environ={}).config
     board = StatusBoard("games")
     board.starts("the start of Spark")
     shown = config.model_copy(update={"ui": Ui(address="127.0.0.1:0", token=SecretStr("of a night"))})
@@ -438,7 +438,7 @@ def test_views_and_what_is_expected_are_in_the_document(run: Run, board: StatusB
     """Without it a monitor of one's own has to read the notes beside the checkpoint."""
     file = tmp_path / "games.yaml"
     file.write_text(file.read_text() + VIEWS)
-    board.configured(load(file, load_registry(), environ={}).config)
+    board.configured(load_config(file, load_registry(), environ={}).config)
     board.view_refreshed("sessions", session_note())
     board.carried_out(manifest(0, "silver.games"), {}, {}, committed_by={"silver.games": "Spark"})
     document = json.loads(run("--json").output)

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from deltalake import write_deltalake
 
 from router.cli import commands
-from router.config.loader import load
+from router.config.loader import load_config
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.quarantine.table import PendingRelease, Place, write_pending
@@ -41,7 +41,7 @@ def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def lake_board(file: Path) -> LakeBoard:
-    board = LakeBoard(load(file, load_registry(), environ={}).config)
+    board = LakeBoard(load_config(file, load_registry(), environ={}).config)
     board.read()
     return board
 
@@ -68,7 +68,7 @@ def test_a_lake_says_how_its_stream_was(config_file: Path) -> None:
         }
     )
     write_deltalake("lake/ops/dead", rows)
-    config = load(config_file, load_registry(), environ={}).config
+    config = load_config(config_file, load_registry(), environ={}).config
     note = PendingRelease(Place("games", "delta", "silver.games"), cause="its log is damaged", blocked=True)
     write_pending(CheckpointStore(Lake.at(config.checkpoint_path())), note)
 
@@ -94,7 +94,7 @@ def test_a_lake_names_fields_that_the_schema_lacks(config_file: Path, brief: boo
     book({**read_rows(100), "unknown": 7, "unknown_fields": [("bonus", 7)]}, number=1)
     book({**read_rows(100), "unknown": 9, "unknown_fields": [("bonus", 5), ("coupon", 4)]}, number=2)
     book({**read_rows(100)}, number=3)
-    board = LakeBoard(load(config_file, load_registry(), environ={}).config, brief=brief)
+    board = LakeBoard(load_config(config_file, load_registry(), environ={}).config, brief=brief)
     board.read()
     assert board.snapshot().unknown_fields == {"bonus": 12, "coupon": 4}
     assert board.snapshot().batches[0].read == 100
@@ -121,7 +121,7 @@ def test_what_cannot_be_read_is_a_warning(config_file: Path) -> None:
 
 def test_a_stream_without_a_page_is_seen_as_running(config_file: Path) -> None:
     """Without it somebody starts it a second time."""
-    config = load(config_file, load_registry(), environ={}).config
+    config = load_config(config_file, load_registry(), environ={}).config
     with alone(Lake.at(config.checkpoint_path()), "games"):
         assert lake_board(config_file).snapshot().state == "running"
 

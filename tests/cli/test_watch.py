@@ -32,7 +32,7 @@ from router.cli.dead_letters import LETTER_GROUP_FIELDS
 from router.cli.listing import Listing, ListingField, ListOptions, numbers
 from router.cli.tables import STATE_FIELDS
 from router.cli.watch import WatchedStream, changed_lines, frame
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Config, Metrics, Ui
 from router.engine.status import summary
 from router.engine.status.board import StatusBoard
@@ -415,7 +415,7 @@ def test_a_list_that_cannot_be_read_stays(board: StatusBoard, tmp_path: Path) ->
         return [states(state_row("silver.uno"))]
 
     fails: list[str] = []
-    stream = WatchedStream(load(tmp_path / "games.yaml", load_registry(), environ={}).config, "games.yaml", read)
+    stream = WatchedStream(load_config(tmp_path / "games.yaml", load_registry(), environ={}).config, "games.yaml", read)
     stream.look()
     assert any("silver.uno" in line for line in texts(stream))
     fails.append("from now on")
@@ -463,7 +463,7 @@ def test_a_stream_that_ends_leaves_its_lake(tmp_path: Path, monkeypatch: pytest.
         assert server.address is not None
         file = tmp_path / "games.yaml"
         file.write_text(TEXT.replace("127.0.0.1:1", "{}:{}".format(*server.address)))
-        stream = WatchedStream(load(file, load_registry(), environ={}).config, "games.yaml")
+        stream = WatchedStream(load_config(file, load_registry(), environ={}).config, "games.yaml")
         stream.look()
         assert texts(stream)[:2] == ["games: running", "why            not known yet: no batch has ended"]
     stream.look()

@@ -7,7 +7,7 @@ import pytest
 
 import router.registry
 from router import ConfigError, Problem
-from router.config.loader import Loaded, load
+from router.config.loader import Loaded, load_config
 from router.registry import Registry, load_registry
 
 GOOD = """\
@@ -46,7 +46,7 @@ def loaded(registry: Registry) -> Load:
     """Load a text; further arguments are the environment."""
 
     def loaded(text: str, **environ: str) -> Loaded:
-        return load(Path("games.yaml"), registry, environ=environ, text=text)
+        return load_config(Path("games.yaml"), registry, environ=environ, text=text)
 
     return loaded
 

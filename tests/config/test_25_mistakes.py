@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from router import ConfigError
-from router.config.loader import load
+from router.config.loader import load_config
 from router.errors import CODES
 from router.registry import load_registry
 
@@ -85,7 +85,7 @@ EXPECTED = [
 def test_every_mistake_is_told_in_one_round() -> None:
     """Without it a configuration is mended one mistake, and one round, at a time."""
     with pytest.raises(ConfigError) as caught:
-        load(Path("games.yaml"), load_registry([]), environ={}, text=FAULTY, sql=True)
+        load_config(Path("games.yaml"), load_registry([]), environ={}, text=FAULTY, sql=True)
     found = [(problem.line, problem.path, problem.what) for problem in caught.value.problems]
 
     # What is expected is the beginning of the message, or the name in it.
@@ -97,7 +97,7 @@ def test_every_mistake_is_told_in_one_round() -> None:
 def test_every_problem_has_a_code_that_the_reference_lists() -> None:
     """Without it a program can tell kinds of mistakes by prose only."""
     with pytest.raises(ConfigError) as caught:
-        load(Path("games.yaml"), load_registry([]), environ={}, text=FAULTY, sql=True)
+        load_config(Path("games.yaml"), load_registry([]), environ={}, text=FAULTY, sql=True)
     by_path = {problem.path: problem.code for problem in caught.value.problems}
 
     assert set(by_path.values()) == set(CODES) - {"file", "plan", "secret"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from router import ConfigError, Problem
-from router.config.loader import load
+from router.config.loader import load_config
 from router.registry import load_registry
 from tests.config.conftest import GOOD
 
@@ -95,7 +95,7 @@ def test_debugging_has_places_of_its_own(loaded, good, lake, other):
     config = loaded(f"debug: true\ncheckpoint: /var/games\n{good.replace('./lake', lake)}").config
 
     assert (config.lake, config.checkpoint_path()) == (other, "/var/games_debug")
-    assert loaded(good).debugged().config.checkpoint_path() == "./lake_debug/_router/games"
+    assert loaded(good).with_debug_places().config.checkpoint_path() == "./lake_debug/_router/games"
 
 
 def test_rules_nest(loaded, good):
@@ -218,7 +218,7 @@ def test_fault_inside_one_member_of_a_union_speaks_for_it(faults, good):
 
 
 def test_problem_of_a_later_check_has_its_place(loaded, good):
-    problem = loaded(good).problem(("routes", 0, "match", "where", "sql"), "no such column")
+    problem = loaded(good).problem_at(("routes", 0, "match", "where", "sql"), "no such column")
 
     assert Problem("games.yaml", 8, 20, "routes.0.match.where", "no such column") == problem
 
@@ -233,7 +233,7 @@ def test_unreadable_file_is_a_problem(registry, tmp_path, content, what):
         path.write_bytes(content)
 
     with pytest.raises(ConfigError) as caught:
-        load(path, registry)
+        load_config(path, registry)
 
     assert what == caught.value.problems[0].what
 
@@ -243,7 +243,7 @@ def test_file_is_read_with_its_environment(registry, tmp_path, good, monkeypatch
     path.write_text("\ufeff" + good.replace("./lake", "${THE_LAKE}"), encoding="utf-8")
     monkeypatch.setenv("THE_LAKE", "/data")
 
-    assert load(path, registry).config.lake == "/data"
+    assert load_config(path, registry).config.lake == "/data"
 
 
 @pytest.mark.parametrize("options", ["{table: silver.big}", "silver.big"])
@@ -263,7 +263,7 @@ def test_a_long_list_of_keys_is_named_by_its_place():
     """Without it the key that was meant drowns in forty others."""
     text = GOOD.replace("{fixed: silver.big}", "{rest: {url: 'http://localhost', call_per_second: 5, colour: red}}")
     with pytest.raises(ConfigError) as caught:
-        load(Path("games.yaml"), load_registry(), environ={}, text=text.replace("{text: }", "{json: n int}"))
+        load_config(Path("games.yaml"), load_registry(), environ={}, text=text.replace("{text: }", "{json: n int}"))
 
     of_rest = [problem for problem in caught.value.problems if problem.path.startswith("routes.0.sinks")]
     near, far = [problem.hint for problem in of_rest if problem.what == "unknown key"]

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from router.cli import commands
 from router.cli.archives import configuration_files
-from router.config.loader import load
+from router.config.loader import load_config
 from router.errors import ConfigError
 from router.registry import load_registry
 
@@ -73,7 +73,7 @@ def test_no_command_needs_an_option(folder: Path, command: str) -> None:
 def test_they_are_those_of_the_file_alone(folder: Path) -> None:
     """Without it a configuration is good because another one was read before."""
     registry = load_registry()
-    loaded = load(write(folder, "./parts/region.py"), registry)
+    loaded = load_config(write(folder, "./parts/region.py"), registry)
 
     assert "region" in loaded.registry.entries["rule"]
     assert "region" not in registry.entries["rule"]
@@ -86,7 +86,7 @@ def test_the_option_adds_to_them(folder: Path) -> None:
     other.write_text(REGION.replace('"region"', '"other"'))
     registry = load_registry([region, other])
 
-    loaded = load(write(folder, "parts/region.py"), registry)
+    loaded = load_config(write(folder, "parts/region.py"), registry)
 
     assert {"region", "other"} <= loaded.registry.entries["rule"].keys()
 
@@ -96,7 +96,7 @@ def test_a_module_is_imported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (folder / "rules_of_this_test.py").write_text(REGION)
     monkeypatch.syspath_prepend(folder)
 
-    loaded = load(write(folder, "rules_of_this_test"), load_registry())
+    loaded = load_config(write(folder, "rules_of_this_test"), load_registry())
 
     assert loaded.registry.modules(loaded.config) != ()
     assert "rules_of_this_test" in loaded.registry.modules(loaded.config)
@@ -133,7 +133,7 @@ def test_one_that_cannot_be_loaded_is_one_problem_with_its_place(
         (folder / "parts" / f"{name}.py").write_text(text)
 
     with pytest.raises(ConfigError) as failed:
-        load(write(folder, plugins), load_registry())
+        load_config(write(folder, plugins), load_registry())
 
     (problem,) = failed.value.problems
     assert (problem.line, problem.column) == (2, column)
@@ -144,7 +144,7 @@ def test_one_that_cannot_be_loaded_is_one_problem_with_its_place(
 @pytest.mark.parametrize("plugins", ["{a: b}", "[a.py]"])
 def test_another_form_is_a_problem_of_the_configuration(folder: Path, plugins: str) -> None:
     with pytest.raises(ConfigError) as failed:
-        load(write(folder, plugins), load_registry())
+        load_config(write(folder, plugins), load_registry())
     assert all(problem.line in (2, 6) for problem in failed.value.problems)
 
 

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router import ConfigError
-from router.config.loader import load
+from router.config.loader import load_config
 from tests.light import drawn
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ SECRETS = st.text(st.characters(codec="utf-8"), min_size=6, max_size=30).map(lam
 
 def problems_of(text: str, registry, secret: str = "x") -> tuple[Problem, ...]:
     try:
-        load(Path("games.yaml"), registry, environ={"S": secret}, text=text)
+        load_config(Path("games.yaml"), registry, environ={"S": secret}, text=text)
     except ConfigError as error:
         return error.problems
     return ()
@@ -142,7 +142,7 @@ def test_no_error_shows_a_secret(registry, secret, place, mistake):
     )
 
     with pytest.raises(ConfigError) as caught:
-        load(Path("games.yaml"), registry, environ={"S": secret}, text=damaged + "commit: ${S}\n")
+        load_config(Path("games.yaml"), registry, environ={"S": secret}, text=damaged + "commit: ${S}\n")
 
     shown = "".join(traceback.format_exception(caught.value)) + repr(caught.value) + str(caught.value)
     assert secret not in shown
@@ -160,7 +160,7 @@ decode: {text: }
 routes: [{name: a, match: {where: a}, sinks: [{post: {url: "http://x", login: {password: "${S}"}}}]}]
 dead_letters: ops.dead_letters
 """
-    loaded = load(Path("games.yaml"), registry, environ={"S": secret}, text=text)
+    loaded = load_config(Path("games.yaml"), registry, environ={"S": secret}, text=text)
 
     assert loaded.config.storage_options["key"].get_secret_value() == secret
     assert secret not in repr(loaded) + str(loaded) + repr(loaded.config) + str(loaded.config)

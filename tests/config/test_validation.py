@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from router.config.models import interval, moment
+from router.config.models import parse_interval, parse_zoned_moment
 
 
 @pytest.mark.parametrize(
@@ -227,24 +227,24 @@ def test_a_template_of_any_sink_pairs_its_braces(faults, good, table, what):
     ],
 )
 def test_interval(text, expected):
-    assert expected == interval(text)
+    assert expected == parse_interval(text)
 
 
 @pytest.mark.parametrize("text", ["", "10", "s", "-1 s", "0 s", "0.0 ms", "1 day", "1 s 2 ms", "1e3 s", "\u0661 s"])
 def test_not_an_interval(text):
     with pytest.raises(ValueError, match="is not an interval"):
-        interval(text)
+        parse_interval(text)
 
 
 @pytest.mark.parametrize("text", ["2025-01-31T12:00:00Z", "2025-01-31T12:00:00+02:00", "2025-01-31 12:00:00.5z"])
 def test_moment(text):
-    assert moment(text).tzinfo is not None
+    assert parse_zoned_moment(text).tzinfo is not None
 
 
 @pytest.mark.parametrize("text", ["", "today", "2025-01-31T12:00:00", "2025-13-01T00:00:00Z"])
 def test_not_a_moment(text):
     with pytest.raises(ValueError, match="is not a time with a zone"):
-        moment(text)
+        parse_zoned_moment(text)
 
 
 BIG = "[{fixed: silver.big}]"
@@ -295,8 +295,8 @@ BIG = "[{fixed: silver.big}]"
 def test_locations(loaded, faults, good, sinks, more, what):
     text = good.replace(BIG, f"[{{fixed: {sinks}}}]").replace("dead_letters:", f"{more}dead_letters:")
     if what is None:
-        assert loaded(text).config.locations()
-        assert loaded(text).debugged().config.locations() == ()
+        assert loaded(text).config.table_locations()
+        assert loaded(text).with_debug_places().config.table_locations() == ()
         return
     (problem,) = faults(text)
 

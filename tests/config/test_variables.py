@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.variables import MAX_FILE_BYTES, substitute
+from router.config.variables import MAX_FILE_BYTES, substitute_variables
 from router.config.yaml_tree import Keys, parse_yaml, plain_data
 
 ENVIRON = {"NAME": "games", "PORT": "9092", "EMPTY": "", "YES": "true", "ZEROS": "0123"}
@@ -18,7 +18,7 @@ def replaced(value: str, folder: Path = Path()):
     root, problems = parse_yaml(f"key: {value}\n", "f")
     assert not problems
     assert root is not None
-    filled, problems = substitute(root, ENVIRON, folder, "f")
+    filled, problems = substitute_variables(root, ENVIRON, folder, "f")
     assert isinstance(filled, Keys)
     return filled.entries["key"].value, problems
 
@@ -116,12 +116,12 @@ def test_pipe_is_not_waited_for(tmp_path):
 def test_keys_stay():
     root, _ = parse_yaml("${NAME}: 1", "f")
 
-    assert plain_data(substitute(root, ENVIRON, Path(), "f")[0]) == {"${NAME}": 1}
+    assert plain_data(substitute_variables(root, ENVIRON, Path(), "f")[0]) == {"${NAME}": 1}
 
 
 def test_shared_value_is_reported_once():
     root, _ = parse_yaml("a: &x ${MISSING}\nb: *x\n", "f")
 
-    _, problems = substitute(root, ENVIRON, Path(), "f")
+    _, problems = substitute_variables(root, ENVIRON, Path(), "f")
 
     assert [problem.path for problem in problems] == ["a"]

@@ -11,7 +11,7 @@ import pytest
 
 from router import ConfigError
 from router.cli.check import with_written_sql
-from router.config.loader import load
+from router.config.loader import load_config
 from router.registry import load_registry
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +64,7 @@ def registry():
 def problems(registry):
     def problems(text):
         with pytest.raises(ConfigError) as caught:
-            load(Path("games.yaml"), registry, environ={}, text=text, sql=True)
+            load_config(Path("games.yaml"), registry, environ={}, text=text, sql=True)
         return [(problem.line, problem.path, problem.what) for problem in caught.value.problems]
 
     return problems
@@ -126,18 +126,18 @@ CONDITIONS = (
 def test_a_schema_that_spark_takes_is_not_refused(registry, ddl):
     text = GOOD.replace('"game string"', json.dumps(ddl)).replace("event.game IS NOT NULL", "true")
 
-    assert load(Path("games.yaml"), registry, environ={}, text=text, sql=True)
+    assert load_config(Path("games.yaml"), registry, environ={}, text=text, sql=True)
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_a_condition_that_spark_takes_is_not_refused(registry, condition):
     text = GOOD.replace('"event.game IS NOT NULL"', json.dumps(condition))
 
-    assert load(Path("games.yaml"), registry, environ={}, text=text, sql=True)
+    assert load_config(Path("games.yaml"), registry, environ={}, text=text, sql=True)
 
 
 def test_where_only_spark_can_tell_a_note_says_so(registry):
-    loaded = load(
+    loaded = load_config(
         Path("games.yaml"), registry, environ={}, text=GOOD.replace("event.game IS NOT NULL", "a b c ~"), sql=True
     )
 
@@ -149,7 +149,7 @@ def test_where_only_spark_can_tell_a_note_says_so(registry):
 def test_shipped_configurations_stay_good_without_a_note(registry, file, monkeypatch):
     if file.name.endswith(".test.yaml"):
         pytest.skip("a route test")
-    loaded = load(file, registry, sql=True)
+    loaded = load_config(file, registry, sql=True)
 
     assert not loaded.notes
 
@@ -157,21 +157,23 @@ def test_shipped_configurations_stay_good_without_a_note(registry, file, monkeyp
 @pytest.mark.parametrize("source", ["silver.x", "[silver.x]", "{tables: silver.x}", "{tables: [silver.x]}"])
 def test_one_table_of_a_view_may_be_a_text_in_both_forms(registry, source):
     view = f'views: [{{name: v, from: {source}, into: gold.v, sql: "SELECT 1 AS a FROM source"}}]\n'
-    loaded = load(Path("games.yaml"), registry, environ={}, text=GOOD + view, sql=True)
+    loaded = load_config(Path("games.yaml"), registry, environ={}, text=GOOD + view, sql=True)
 
     assert loaded.config.views[0].source.tables == ("silver.x",)
 
 
 def test_one_exception_may_be_a_text(registry):
     view = 'views: [{name: v, from: {tables: "silver.*", except: silver.b}, into: gold.v, sql: "SELECT 1 FROM t"}]\n'
-    loaded = load(Path("games.yaml"), registry, environ={}, text=GOOD + view, sql=True)
+    loaded = load_config(Path("games.yaml"), registry, environ={}, text=GOOD + view, sql=True)
 
     assert loaded.config.views[0].source.without == ("silver.b",)
 
 
 def _problems(registry, text, sql):
     try:
-        loaded = load(ROOT / "docs" / "x.yaml", registry, environ=defaultdict(lambda: "http://x"), text=text, sql=sql)
+        loaded = load_config(
+            ROOT / "docs" / "x.yaml", registry, environ=defaultdict(lambda: "http://x"), text=text, sql=sql
+        )
     except ConfigError as error:
         # Their schemas stand beside somebody else's configuration.
         return {problem for problem in error.problems if "it is looked for in the configuration's" not in problem.what}
@@ -191,7 +193,7 @@ def test_what_spark_did_not_come_to_is_told_in_the_same_round(registry, tmp_path
     """Without it a mistake of one route hides those of others until it is mended."""
     file = tmp_path / "games.yaml"
     file.write_text(FAULTY.replace("colour: red\n", ""))
-    by_spark = load(Path("games.yaml"), registry, environ={}, text=GOOD).problem
+    by_spark = load_config(Path("games.yaml"), registry, environ={}, text=GOOD).problem_at
     told = [by_spark(("routes", 0, "match"), "Spark refuses it"), by_spark(("routes",), "the plan as a whole")]
 
     found = [(problem.path, problem.what) for problem in with_written_sql(file, registry, tuple(told))]
@@ -219,7 +221,9 @@ def test_a_secret_in_the_file_is_a_note_that_does_not_show_it(registry, where, i
 
     def notes(text):
         added = f"{where}, {text}" if "[" in where else f"{text}{where}"
-        loaded = load(Path("games.yaml"), registry, environ={"X": "abc"}, text=GOOD.replace(where, added), sql=True)
+        loaded = load_config(
+            Path("games.yaml"), registry, environ={"X": "abc"}, text=GOOD.replace(where, added), sql=True
+        )
         return loaded.notes
 
     (note,) = notes(inline)
@@ -238,7 +242,7 @@ def test_a_table_of_a_name_and_of_a_template_is_a_note(registry):
   - {name: one, match: {sql: "true"}, sinks: [{delta: %s}]}
 """
         text = GOOD.replace("routes:", f"routes:{more.rstrip()}" % table, 1)
-        return load(Path("games.yaml"), registry, environ={}, text=text, sql=True).notes
+        return load_config(Path("games.yaml"), registry, environ={}, text=text, sql=True).notes
 
     (note,) = notes("shared.uno")
     assert note.path.startswith("routes.1.sinks.0")
@@ -302,11 +306,11 @@ def test_fields_of_files_and_inside_of_structs_are_known(registry, tmp_path, dec
     good = GOOD.replace('json: "game string"', decoder)
     assert decoder in good
     good = good.replace("event.game", "event.gamer.id > '' AND size(event.bets.cents) > 1 AND event.tags.any")
-    load(tmp_path / "games.yaml", registry, environ={}, text=good, sql=True)
+    load_config(tmp_path / "games.yaml", registry, environ={}, text=good, sql=True)
 
     faulty = good.replace("event.gamer.id", "event.gamer.name").replace("bets.cents", "bets.euros")
     with pytest.raises(ConfigError) as caught:
-        load(tmp_path / "games.yaml", registry, environ={}, text=faulty, sql=True)
+        load_config(tmp_path / "games.yaml", registry, environ={}, text=faulty, sql=True)
     assert {(problem.path, problem.what) for problem in caught.value.problems} == {
         ("routes.0.match.sql", "`gamer` has no field `name`"),
         ("routes.0.match.sql", "`bets` has no field `euros`"),
@@ -317,7 +321,7 @@ def test_fields_of_files_and_inside_of_structs_are_known(registry, tmp_path, dec
 def test_a_schema_that_is_not_there_is_told_without_spark(registry, tmp_path, decoder):
     text = GOOD.replace('json: "game string"', decoder)
     with pytest.raises(ConfigError) as caught:
-        load(tmp_path / "games.yaml", registry, environ={}, text=text, sql=True)
+        load_config(tmp_path / "games.yaml", registry, environ={}, text=text, sql=True)
     (problem,) = caught.value.problems
     assert problem.path == "decode"
     assert "bet." in problem.what
@@ -328,7 +332,7 @@ def test_a_name_with_a_dot_is_one_field(registry):
     good = (
         "match: {all: [{field: {column: event.`app.version`, equals: x}}, {sql: 'event.`app.version` > event.game'}]}"
     )
-    loaded = load(
+    loaded = load_config(
         Path("games.yaml"),
         registry,
         environ={},
@@ -359,7 +363,9 @@ def test_a_name_that_is_known_twice_is_listed_once(problems):
     routes = "".join(f"  - {{name: {name}, match: {{sql: 'true'}}, sinks: [{{delta: silver.b}}]}}\n" for name in "bb")
     view = 'views: [{name: v, from: {route: bc}, into: gold.v, sql: "SELECT 1 AS a FROM source"}]\n'
     with pytest.raises(ConfigError) as caught:
-        load(Path("games.yaml"), load_registry([]), environ={}, text=GOOD.replace("dead_", f"{routes}dead_", 1) + view)
+        load_config(
+            Path("games.yaml"), load_registry([]), environ={}, text=GOOD.replace("dead_", f"{routes}dead_", 1) + view
+        )
     hints = [problem.hint for problem in caught.value.problems if "no such route" in problem.what]
     assert hints == ["did you mean `b`? the routes: a, b"]
 
@@ -383,7 +389,7 @@ def test_a_column_that_a_view_has_not_is_a_note(registry, source):
     ]
     for number, query in enumerate(GOOD_QUERIES):
         views.append(f'  - {{name: g{number}, from: {source}, into: gold.g{number}, sql: "{query}"}}\n')
-    loaded = load(Path("games.yaml"), registry, environ={}, text=f"{GOOD}views:\n{''.join(views)}", sql=True)
+    loaded = load_config(Path("games.yaml"), registry, environ={}, text=f"{GOOD}views:\n{''.join(views)}", sql=True)
 
     hints = {note.what: note.hint for note in loaded.notes}
     assert {*hints} == {"`source` may have no column `gmae`", "`source` may have no column `amount`"}

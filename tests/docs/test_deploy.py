@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from router.cli.submit import INSTALLED_PROGRAM
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Ui
 from router.errors import StartError
 from router.registry import load_registry
@@ -68,7 +68,7 @@ def test_the_configuration_in_the_manifest_is_good(tmp_path):
     path = tmp_path / "games.yaml"
     path.write_text(maps[0]["data"]["games.yaml"])
 
-    config = load(path, load_registry(), environ={"KAFKA": "broker:9092", "UI_TOKEN": "x"}).config
+    config = load_config(path, load_registry(), environ={"KAFKA": "broker:9092", "UI_TOKEN": "x"}).config
     assert config.name == "games"
     assert config.ui is not None
     (job,) = [one for one in documents("kubernetes.yaml") if one["kind"] == "Job"]

@@ -11,7 +11,7 @@ import yaml
 
 from router import ApplyingSink, Batch, Sink, TableSink
 from router.cli import COMMANDS, HIDDEN
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Config
 from router.delta.commit import StagedParts
 from router.engine.checkpoint_store import lake_and_checkpoint
@@ -38,7 +38,7 @@ def test_the_configuration_of_the_readme_loads() -> None:
     """A user who copies the first thing they see must not meet an error."""
     text = fences(ROOT / "README.md", "yaml")[0]
 
-    loaded = load(ROOT / "routes" / "readme.yaml", load_registry(), environ={}, text=text)
+    loaded = load_config(ROOT / "routes" / "readme.yaml", load_registry(), environ={}, text=text)
 
     assert [route.name for route in loaded.config.routes] == ["games", "big_wins"]
 
@@ -61,7 +61,7 @@ def test_the_plugin_of_the_readme_is_a_rule(tmp_path: Path) -> None:
     assert match is not None
     configuration = fences(ROOT / "README.md", "yaml")[0].replace('{sql: "event.game IS NOT NULL"}', match[1])
 
-    loaded = load(ROOT / "routes" / "readme.yaml", load_registry([plugin]), environ={}, text=configuration)
+    loaded = load_config(ROOT / "routes" / "readme.yaml", load_registry([plugin]), environ={}, text=configuration)
 
     assert loaded.config.routes[0].match.part_name == "region"
 
@@ -74,7 +74,7 @@ def test_the_sink_of_the_page_on_kafka_loads() -> None:
     text = readme.replace("    sinks: [{delta: gold.big_wins}]\n", indented)
     environ = {"REGISTRY": "http://127.0.0.1:8081", "OUT_PASSWORD": "secret"}
 
-    loaded = load(ROOT / "routes" / "readme.yaml", load_registry(), environ=environ, text=text)
+    loaded = load_config(ROOT / "routes" / "readme.yaml", load_registry(), environ=environ, text=text)
 
     (sink,) = loaded.config.routes[1].sinks
     assert sink.part_name == "kafka"
@@ -91,10 +91,10 @@ def test_the_tables_of_the_page_on_configuration_are_made_so() -> None:
         + readme[readme.index("\n", readme.index("bronze:")) + 1 : readme.index("routes:")]
     )
     dead = "dead_letters: ops.dead_letters\n"
-    loaded = load(ROOT / "routes" / "readme.yaml", load_registry(), environ={}, text=rest + expects + dead)
+    loaded = load_config(ROOT / "routes" / "readme.yaml", load_registry(), environ={}, text=rest + expects + dead)
     assert [one.otherwise for one in loaded.config.bronze.expect] == ["warn", "warn", "fail"]
 
-    loaded = load(ROOT / "routes" / "readme.yaml", load_registry(), environ={}, text=rest + text + dead)
+    loaded = load_config(ROOT / "routes" / "readme.yaml", load_registry(), environ={}, text=rest + text + dead)
 
     assert loaded.config.table_options()["games/tables"].partition_by == ("day",)
     assert loaded.config.table_options()["/bronze"].partition_by == ("partition",)
@@ -109,7 +109,7 @@ def test_the_locations_of_the_page_on_object_stores_are_taken(tmp_path: Path) ->
     text = text.replace("/run/secrets/partner", str(tmp_path / "partner"))
     (tmp_path / "partner").write_text("hush")
 
-    loaded = load(
+    loaded = load_config(
         ROOT / "routes" / "readme.yaml",
         load_registry(),
         environ={"PARTNER_KEY": "me"},
@@ -147,7 +147,7 @@ def test_what_the_pages_on_rest_apis_show_loads(text: str) -> None:
         indented = "".join(f"    {line}\n" for line in text.splitlines())
         text = readme.replace("    sinks: [{delta: gold.big_wins}]\n", indented)
 
-    loaded = load(ROOT / "routes" / "readme.yaml", load_registry(), environ=CRM, text=text)
+    loaded = load_config(ROOT / "routes" / "readme.yaml", load_registry(), environ=CRM, text=text)
 
     assert "hush" not in repr(loaded.config)
 
@@ -186,7 +186,7 @@ ROUTES = [path for path in sorted((ROOT / "routes").glob("*.yaml")) if not path.
 @pytest.mark.parametrize("path", ROUTES, ids=lambda path: path.name)
 def test_every_route_file_loads(path: Path) -> None:
     """A configuration that we ship must pass `router check`."""
-    assert load(path, load_registry(), environ={}).config.routes
+    assert load_config(path, load_registry(), environ={}).config.routes
 
 
 @pytest.mark.parametrize("key", sorted(field.alias or key for key, field in Config.model_fields.items()))
@@ -243,7 +243,7 @@ def test_every_yaml_of_the_pages_can_be_read(page: str, text: str) -> None:
         return
     variables = dict.fromkeys(re.findall(r"\$\{(\w+)\}", text), "x") | {"REGISTRY": "http://127.0.0.1:8081"}
 
-    assert load(ROOT / "routes" / "shown.yaml", load_registry(), environ=variables, text=text).config.routes
+    assert load_config(ROOT / "routes" / "shown.yaml", load_registry(), environ=variables, text=text).config.routes
 
 
 @pytest.mark.parametrize(("page", "text"), shown("python"))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 from deltalake import DeltaTable
 
-from router.config.loader import load
+from router.config.loader import load_config
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def test_the_tutorial_changes_the_source_to_one_that_exists(tmp_path: Path) -> N
     (kafka,) = (text for language, title, text in blocks(TUTORIAL) if language == "yaml" and not title)
     changed = re.sub(r"source: .*\n", lambda _: kafka, whole)
 
-    loaded = load(tmp_path / "orders.yaml", load_registry(), environ={}, text=changed)
+    loaded = load_config(tmp_path / "orders.yaml", load_registry(), environ={}, text=changed)
 
     assert loaded.config.source.kafka is not None
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from router.api.columns import quoted
+from router.api.columns import quote_identifier
 from tests.chaos.test_garbage import GARBAGE
 from tests.chaos.test_garbage import NAMES as TABLE_NAMES
 from tests.engine.expressions.test_random_expressions import LEAVES, RULES
@@ -159,13 +159,13 @@ class Drawing:
     @property
     def ddl(self) -> str:
         """Return the schema as a person writes it."""
-        return ", ".join(f"{quoted(column.name)} {column.type.simpleString()}" for column in self.fields)
+        return ", ".join(f"{quote_identifier(column.name)} {column.type.simpleString()}" for column in self.fields)
 
     def leaves(self) -> dict[str, list[str]]:
         """Return constants and columns, by the kind of expression that they are."""
         found = {kind: [leaf for leaf in leaves if "event" not in leaf] for kind, leaves in LEAVES.items()}
         for column in self.fields:
-            for path, kind in paths(f"event.{quoted(column.name)}", column.type):
+            for path, kind in paths(f"event.{quote_identifier(column.name)}", column.type):
                 # Columns are twice as likely as constants.
                 found[kind] += [path, path]
         return found

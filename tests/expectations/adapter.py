@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from router import Preparation, RouterError
-from router.config.loader import load
+from router.config.loader import load_config
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
 from router.engine.preflight.route_tests import InputRecord
@@ -41,7 +41,7 @@ class Player:
     def start(self, text: str, beside: Path, schemas: dict[str, tuple[str, ...]]) -> None:
         """Start a configuration, or the next one. `schemas`: files below `beside` in place of a registry."""
         registry, environ = load_registry(PLUGINS), {"LAKE": str(self.folder / "lake"), "FOLDER": str(self.folder)}
-        loaded = load(beside / "router.yaml", registry, environ=environ, text=text + WAYS[self.way])
+        loaded = load_config(beside / "router.yaml", registry, environ=environ, text=text + WAYS[self.way])
         self.beside = beside
         files = {subject: tuple(beside / file for file in named) for subject, named in schemas.items()}
         decoder = loaded.config.decode.tested(files) if files else loaded.config.decode

@@ -12,7 +12,7 @@ import yaml
 from click.testing import CliRunner
 
 from router.cli import commands
-from router.config.loader import load
+from router.config.loader import load_config
 from router.engine.preflight.route_tests import load_tests
 from router.registry import load_registry
 from router_init import samples
@@ -48,7 +48,7 @@ def written(*options: str, name: str = "shop") -> dict[str, Any]:
     """Call `init` on the folder `in`, see that what it writes is good, and return the configuration."""
     done = init(name, "--files", "in", *options)
     assert done.exit_code == 0, done.output
-    load(Path(f"{name}.yaml"), load_registry(()))
+    load_config(Path(f"{name}.yaml"), load_registry(()))
     load_tests(Path(f"{name}.test.yaml"))
     document: dict[str, Any] = yaml.safe_load(Path(f"{name}.yaml").read_text())
     return document

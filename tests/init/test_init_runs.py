@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from deltalake import DeltaTable
 
 from router.cli import commands
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Trigger
 from router.engine.ledger import last
 from router.engine.preflight.route_tests import load_tests, run_tests
@@ -72,7 +72,7 @@ def init(*arguments: str) -> str:
 def check_and_run(spark: SparkSession) -> dict[str, int]:
     """Run the tests of a configuration, which have to be green, drain its source, and return the ledger's counts."""
     registry = load_registry(())
-    loaded = load(Path("shop.yaml"), registry)
+    loaded = load_config(Path("shop.yaml"), registry)
     results = list(run_tests(loaded, load_tests(Path("shop.test.yaml")), spark))
     assert [result.faults for result in results] == [()] * len(results)
     run(loaded, registry, spark, RunOptions(trigger=Trigger(once=True)))
@@ -287,9 +287,9 @@ def test_options_stand_as_variables(broker: EmbeddedKafka) -> None:
     texts = [printed, Path("shop.yaml").read_text(), Path("shop.test.yaml").read_text()]
     assert not any("hidden" in text or "PLAINTEXT" in text for text in texts)
     with pytest.raises(ConfigError, match="KAFKA_SSL_KEY_PASSWORD is not set"):
-        load(Path("shop.yaml"), load_registry(()))
+        load_config(Path("shop.yaml"), load_registry(()))
     tests = load_tests(Path("shop.test.yaml"))
-    load(Path("shop.yaml"), load_registry(()), environ=tests.variables)
+    load_config(Path("shop.yaml"), load_registry(()), environ=tests.variables)
 
 
 def test_a_registry_that_wants_a_login(broker: EmbeddedKafka, faulty: FaultyRegistry) -> None:

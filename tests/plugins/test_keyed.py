@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from router import RAW_SCHEMA, ConfigError
-from router.config.loader import load
+from router.config.loader import load_config
 from router.registry import load_registry
 from router_decoders import Json, Nothing, RecordKeys
 from router_decoders.registry_decoder import RegistryDecoder
@@ -112,7 +112,7 @@ def test_what_a_key_wants_is_asked_of_its_decoder(spark: SparkSession, tmp_path:
 
 def test_value_and_key_need_no_name_in_a_configuration() -> None:
     """Without it people write a word that says nothing."""
-    config = load(Path("games.yaml"), load_registry(), environ={}, text=TEXT).config
+    config = load_config(Path("games.yaml"), load_registry(), environ={}, text=TEXT).config
 
     assert isinstance(config.decode, RecordKeys)
 
@@ -124,7 +124,7 @@ def test_value_and_key_need_no_name_in_a_configuration() -> None:
 def test_the_guid_of_a_key_is_in_a_header_of_its_own(name: str, more: str, header: str) -> None:
     """Without it every key is read with the schema of the value, unless somebody knows of the option."""
     text = TEXT.replace('{json: "id int"}', f'{{{name}: {{registry: "http://r.test"{more}}}}}')
-    decoder = load(Path("games.yaml"), load_registry(), environ={}, text=text).config.decode
+    decoder = load_config(Path("games.yaml"), load_registry(), environ={}, text=text).config.decode
 
     assert isinstance(decoder, RecordKeys)
     assert isinstance(decoder.key, RegistryDecoder)
@@ -139,7 +139,7 @@ def test_the_guid_of_a_key_is_in_a_header_of_its_own(name: str, more: str, heade
 def test_a_fault_in_them_has_its_place(key: str, column: int) -> None:
     """Without it the whole of `decode` is pointed at."""
     with pytest.raises(ConfigError) as caught:
-        load(Path("games.yaml"), load_registry(), environ={}, text=TEXT.replace('{json: "id int"}', key))
+        load_config(Path("games.yaml"), load_registry(), environ={}, text=TEXT.replace('{json: "id int"}', key))
 
     (problem,) = caught.value.problems
     assert (problem.line, problem.column) == (5, column)

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import router.cli
-from router.config.loader import load
+from router.config.loader import load_config
 from router.delta.lake import Lake
 from router.engine.ledger import last
 from router.engine.spark import session
@@ -67,7 +67,7 @@ class Games:
         (self.folder / name).write_text("".join(f'{{"n": {n}, "name": "player {n}"}}\n' for n in numbers))
         (self.folder / name).rename(self.folder / "in" / name)
         registry = load_registry()
-        run(load(self.file, registry, environ={}), registry, self.spark)
+        run(load_config(self.file, registry, environ={}), registry, self.spark)
 
     def replay(self, *arguments: str) -> Result:
         """Run the command, in a terminal that is wide enough; it sends what was parked unless it is told otherwise."""
@@ -159,7 +159,7 @@ def test_what_was_parked_or_refused_arrives_once_by_the_keys_of_its_receipts(gam
     assert (sent["route"], sent["sink"], sent["delivered"], sent["not_sent"]) == ("wins", "rest", 3, 0)
     assert keys(games.calls(), "key") == keys(dead)
     assert games.booked() == {"landed": 40, "applied": 40, "dead": 0, "parked": 0, "backlog": 0}
-    config = load(games.file, load_registry(), environ={}).config
+    config = load_config(games.file, load_registry(), environ={}).config
     assert [row["applied"] for row in last(config, 2) if row["sink"] == "rest" and row["batch_id"] is None] == [20, 3]
     books = CliRunner(env={"COLUMNS": "250"}).invoke(router.cli.commands, ["ledger", str(games.file)]).output
     assert [line.split()[:3] for line in books.splitlines() if line.startswith("replay")] == [

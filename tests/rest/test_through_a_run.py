@@ -19,7 +19,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Trigger
 from router.delta.lake import Lake
 from router.engine.stream import RunOptions, run
@@ -179,7 +179,7 @@ def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ran:
             sink = {"url": servers[name].url, "rows_per_call": 1, **options}
             routes.append({"name": name, "match": {"sql": "true"}, "sinks": [{"rest": sink}]})
         file = write_configuration(folder, rows, routes)
-        run(load(file, registry, environ={}), registry, spark)
+        run(load_config(file, registry, environ={}), registry, spark)
     return Ran(Lake.at(f"{folder}/lake"), servers)
 
 
@@ -287,7 +287,7 @@ def test_large_calls_under_way_stay_within_the_bound_on_memory(
         routes = [{"name": "large", "match": {"sql": "true"}, "select": select, "sinks": [{"rest": sink}]}]
         file = write_configuration(tmp_path, rows, routes)
         registry = load_registry()
-        run(load(file, registry, environ={}), registry, spark)
+        run(load_config(file, registry, environ={}), registry, spark)
 
     assert sorted(story.times) == [*range(ROWS)]
     assert 1 < story.most <= together
@@ -307,7 +307,7 @@ def test_a_limit_of_an_hour_is_kept_over_restarts(
     for start in range(3):
         stop = threading.Event()
         options = RunOptions(Trigger(once=True), stop=stop)
-        stream = threading.Thread(target=run, args=(load(file, registry, environ={}), registry, spark, options))
+        stream = threading.Thread(target=run, args=(load_config(file, registry, environ={}), registry, spark, options))
         stream.start()
         if start == 0:
             until_arrived(api, 50)

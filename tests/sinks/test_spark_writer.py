@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Trigger
 from router.engine.stream import RunOptions, run
 from router.registry import load_registry
@@ -96,7 +96,7 @@ def test_a_sink_that_was_held_up_goes_on(
     before = {"folder": str(tmp_path), "format": "csv", "select": "[event.n, event.more]", "options": ""}
 
     def start(values: dict[str, str], stop: threading.Event | None = None) -> None:
-        loaded = load(tmp_path / "games.yaml", registry, text=CONFIGURATION.format_map(values))
+        loaded = load_config(tmp_path / "games.yaml", registry, text=CONFIGURATION.format_map(values))
         run(loaded, registry, spark, RunOptions(trigger=Trigger(once=True), stop=stop or threading.Event()))
 
     (tmp_path / "in").mkdir()

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from router import Sink, StartError
-from router.config.loader import load
+from router.config.loader import load_config
 from router.errors import ConfigError
 from router.registry import load_registry, missing_extras
 from tests.sinks import postgres
@@ -427,7 +427,7 @@ dead_letters: ops.dead
 def test_a_mistake_is_told_with_its_line(tmp_path: Path, sink: str, told: str) -> None:
     """Without it a wrong option shows when the first row comes."""
     with pytest.raises(ConfigError) as error:
-        load(tmp_path / "games.yaml", load_registry(), environ={}, text=CONFIG.replace("SINK", sink))
+        load_config(tmp_path / "games.yaml", load_registry(), environ={}, text=CONFIG.replace("SINK", sink))
 
     assert "games.yaml:8:" in str(error.value)
     assert told in str(error.value)
@@ -436,7 +436,7 @@ def test_a_mistake_is_told_with_its_line(tmp_path: Path, sink: str, told: str) -
 def test_a_missing_extra_is_named_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a task fails with the name of a module."""
     text = CONFIG.replace("SINK", '{url: "sqlite://", table: wins}')
-    loaded = load(tmp_path / "games.yaml", load_registry(), environ={}, text=text)
+    loaded = load_config(tmp_path / "games.yaml", load_registry(), environ={}, text=text)
     monkeypatch.setattr("router.registry._is_installed", lambda module: module != "sqlalchemy")
 
     (told,) = missing_extras(loaded.config).values()

@@ -12,7 +12,7 @@ import yaml
 from click.testing import CliRunner
 
 from router.cli import commands
-from router.config.loader import load
+from router.config.loader import load_config
 from router.delta.lake import Lake
 from router.delta.table_cache import TableCache
 from router.engine import ledger
@@ -74,7 +74,7 @@ def test_a_place_that_changes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     games = "silver.{event.game}"
     far = WrittenLake(tmp_path / "far", games=f"{tmp_path}/games/{{event.game}}").take(1)
-    config = load(far.file, load_registry(())).config
+    config = load_config(far.file, load_registry(())).config
 
     refuse_moved(far.lake, config)
     for other in (

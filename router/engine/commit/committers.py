@@ -19,7 +19,7 @@ from py4j.protocol import Py4JError
 from pyarrow import fs
 from pyspark.errors import AnalysisException, PySparkException
 
-from router.api.table_options import PLAIN
+from router.api.table_options import PLAIN_TABLE
 from router.delta.commit import TableCommit, commit, is_committed, names, to_arrow, to_arrow_schema, to_delta
 from router.delta.constraints import unsupported
 from router.delta.log_tail import newest
@@ -170,8 +170,8 @@ class Committers:
             return 0
 
         # Create the table if its options need more than a first commit gives it, or finish what a crash left.
-        options = self.options.get(work.target, PLAIN)
-        if not options.plain and (table is None or _is_unfinished(table, work, options)):
+        options = self.options.get(work.target, PLAIN_TABLE)
+        if not options.is_plain and (table is None or _is_unfinished(table, work, options)):
             table = self._create_with_options(work, options, by_spark=by_spark)
         elif by_spark and table is None:
             _create_empty(self.spark.newSession(), self.lake, work)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-from router.api.table_options import PLAIN
+from router.api.table_options import PLAIN_TABLE
 from router.delta.casting import type_within
 from router.delta.change_feed import has_feed, taken_by_feed
 from router.delta.commit import ACCEPT_LOST, TableCommit, to_arrow, to_arrow_schema, to_delta
@@ -186,7 +186,7 @@ class SchemaEvolution:
     ) -> TableCommit:
         """Return the commit of staged files whose rows have the columns `come`."""
         target, table = where
-        comments = self.options.get(target, PLAIN).comments
+        comments = self.options.get(target, PLAIN_TABLE).comments
         added = None
         if difference.added:
             added = to_delta(_with_comments(pa.schema(list(difference.added)), comments))
@@ -361,7 +361,7 @@ class _TableDemands:
         faults = {
             **too_deep(come),
             **too_deep(difference.widened, widened=True),
-            **taken_by_feed(new, feed=has_feed(handle, self.options.get(target, PLAIN))),
+            **taken_by_feed(new, feed=has_feed(handle, self.options.get(target, PLAIN_TABLE))),
         }
         if faults:
             come = pa.schema([column for column in come if column.name not in faults])
@@ -385,7 +385,7 @@ class _TableDemands:
         present.update(self.before.frozen.get(place, {}))
         # A new table needs the columns that it is partitioned or clustered by from the beginning.
         if have is None and landed:
-            options = self.options.get(target, PLAIN)
+            options = self.options.get(target, PLAIN_TABLE)
             present.update(options.partition_by)
             present.update(options.cluster_by)
         return pa.schema([column for column in self.schemas[target] if column.name in present])

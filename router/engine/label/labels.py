@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router.api.decoding import decode_batch, described
+from router.api.decoding import decode_batch, describe_error
 from router.api.halving import by_halves
 from router.delta.unreadable_values import replace_bad_bytes
 from router.engine.expressions.evaluator import Node, evaluate_expression
@@ -131,7 +131,7 @@ def _row_by_row_if_it_raises(
             continue
         columns = _columns_of(records[piece.start : piece.stop])
         columns["event"] = pa.nulls(1, columns["event"].type)
-        columns["_error"] = pa.array([described("the router raises ", piece.error)], columns["_error"].type)
+        columns["_error"] = pa.array([describe_error("the router raises ", piece.error)], columns["_error"].type)
         pieces.append(step(pa.RecordBatch.from_pydict(columns)))
     return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
 

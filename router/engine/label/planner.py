@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 
-from router.api.columns import holds
+from router.api.columns import holds_where
 from router.api.decoding import ArrowDecoding
 from router.api.parts import Decoder
 from router.api.sinks import LakeSink
@@ -573,7 +573,7 @@ def _bronze_checks(
             node = translate_columns(frame, [condition])[0]
         except Untranslatable as reason:
             name = f"_bronze_check{number}"
-            columns[name] = holds(every_record, condition)
+            columns[name] = holds_where(every_record, condition)
             by_spark[expectation.name] = str(reason)
             node = Node("column", "boolean", with_=name)
         except (AnalysisException, ParseException) as error:

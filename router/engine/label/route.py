@@ -26,7 +26,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from router.api.columns import holds, tried
+from router.api.columns import holds_where, tried
 from router.api.parts import Rule
 from router.api.sinks import KeyedTable, LakeSink, MergingSink, Sink, TableSink
 from router.delta.keyed.row_order import order_names
@@ -389,7 +389,7 @@ class RoutePlanner:
         checks = []
         for k, check in enumerate(columns.checks):
             name = f"_check{self.index}_{k}"
-            guarded[name] = holds(matched, check)
+            guarded[name] = holds_where(matched, check)
             checks.append(_read_column(name))
         row = None
         if columns.row:
@@ -415,7 +415,7 @@ class RoutePlanner:
             deletes=guard("deletes", columns.deletes),
             newest=guard("newest", columns.newest),
         )
-        return expressions, [{labels.matched: holds(candidates, columns.rule)}, guarded]
+        return expressions, [{labels.matched: holds_where(candidates, columns.rule)}, guarded]
 
     def _expressions(
         self,

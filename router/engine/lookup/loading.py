@@ -19,7 +19,7 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField
 
-from router.config.models import interval
+from router.config.models import parse_interval
 from router.delta.lake import Lake
 from router.engine.expressions.evaluator import Node, Untranslatable, translate_columns
 from router.engine.expressions.tree import arrow_type_of
@@ -68,8 +68,8 @@ class Lookups:
 
     def __init__(self, config: Config) -> None:
         self.query = config.name
-        self.lake = Lake.at(config.lake, config.storage(), config.locations())
-        self.sources = {name: _Source(lookup) for name, lookup in config.lookups().items()}
+        self.lake = Lake.at(config.lake, config.revealed_storage_options(), config.table_locations())
+        self.sources = {name: _Source(lookup) for name, lookup in config.lookups_by_name().items()}
         self.spark: SparkSession | None = None
 
     def load_missing(self, spark: SparkSession) -> None:
@@ -170,7 +170,7 @@ class Lookups:
 
     def _finish_load(self, source: _Source, outcome: _Loaded | Exception) -> None:
         name = f"{self.query}: lookup {source.lookup.name}"
-        source.due = time.monotonic() + interval(source.lookup.every).total_seconds()
+        source.due = time.monotonic() + parse_interval(source.lookup.every).total_seconds()
         if isinstance(outcome, Exception):
             if not source.unavailable:
                 log.warning("%s: %s; batches continue with the rows of before", name, first_line(outcome))
@@ -182,7 +182,7 @@ class Lookups:
         self._replace_current(source, outcome)
 
     def _replace_current(self, source: _Source, loaded: _Loaded) -> None:
-        source.due = time.monotonic() + interval(source.lookup.every).total_seconds()
+        source.due = time.monotonic() + parse_interval(source.lookup.every).total_seconds()
         if source.current is not None and loaded.rows is source.current.rows:
             source.current = loaded
             return
@@ -269,7 +269,8 @@ class Lookups:
         let = lookup.let
         assert let
         snapshots = {
-            name: self._newest_snapshot(lookup, name, self.lake.spark_address(name)) for name in sorted(let.joined)
+            name: self._newest_snapshot(lookup, name, self.lake.spark_address(name))
+            for name in sorted(let.joined_tables)
         }
 
         def read() -> pa.Table:

@@ -179,7 +179,7 @@ class MergeCoordinator:
         counts = Applied(outcomes.counts.get("applied", 0), outcomes.counts.get("refused", 0))
         all_rows = rows.work.rows + _count_rows(before)
         waiting = _count_rows(backlog)
-        if counts.done + waiting != all_rows:
+        if counts.finished_rows + waiting != all_rows:
             problem = f"of {all_rows} rows {counts.applied} were merged, {counts.dead} refused, and {waiting} wait"
             raise SinkError(self.query, rows.work.version, rows.target.route, rows.target.sink, problem)
         return counts

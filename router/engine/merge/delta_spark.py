@@ -22,7 +22,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegralType, LongType
 
-from router.api.columns import holds, quoted
+from router.api.columns import holds_where, quote_identifier
 from router.delta.casting import cast_to
 from router.delta.change_feed import has_feed, taken_by_feed
 from router.delta.commit import conflict_error, has_transaction, retry_on_conflict, to_arrow, to_delta
@@ -169,9 +169,9 @@ def _summaries(events: DataFrame, keyed: KeyedTable) -> dict[str, RowSummary]:
     names = [name for name in events.columns if name != TABLE]
     sums = [F.count(F.lit(1)).alias("rows")]
     for k, name in enumerate(names):
-        sums.append(F.count(F.when(~F.col(DELETED), F.col(quoted(name)))).alias(f"c{k}"))
+        sums.append(F.count(F.when(~F.col(DELETED), F.col(quote_identifier(name)))).alias(f"c{k}"))
     for k, key in enumerate(keyed.keys):
-        sums += [F.min(quoted(key)).alias(f"low{k}"), F.max(quoted(key)).alias(f"high{k}")]
+        sums += [F.min(quote_identifier(key)).alias(f"low{k}"), F.max(quote_identifier(key)).alias(f"high{k}")]
 
     summaries = {}
     for row in events.groupBy(TABLE).agg(*sums).collect():  # as many rows as tables
@@ -295,7 +295,7 @@ class TableMerge:
         rows = self.spark.read.format("delta").load(self.address)
         if keyed.history and "is_current" in rows.columns:
             rows = rows.filter("is_current")
-        keys = [quoted(key) for key in keyed.keys]
+        keys = [quote_identifier(key) for key in keyed.keys]
         several = rows.groupBy(*keys).count().filter("count > 1").limit(SHOWN).collect()
         if several:
             raise TableError(self.work.table, several_rows(self.work.table, [row.asDict() for row in several]))
@@ -360,7 +360,9 @@ class TableMerge:
         schema = versions_schema(decision.have, keyed)
         version_type = to_spark_type(pa.struct(list(schema)))
         task_rows = self._with_refusals(decision.have).withColumn(HELD_VERSION, F.lit(None).cast(version_type))
-        keys = self.rows.select(*[F.col(quoted(key)).cast(kinds[key]).alias(key) for key in keyed.keys]).distinct()
+        keys = self.rows.select(
+            *[F.col(quote_identifier(key)).cast(kinds[key]).alias(key) for key in keyed.keys]
+        ).distinct()
         states = [self._table_rows(keyed)]
         deletions = self._deletions()
         if deletions is not None:
@@ -368,7 +370,7 @@ class TableMerge:
         for state in states:
             # The bounds of the keys leave out files, which the join does not.
             for key, (low, high) in self.summary.bounds.items():
-                state = state.filter(F.col(quoted(key)).between(F.lit(low), F.lit(high)))  # noqa: PLW2901
+                state = state.filter(F.col(quote_identifier(key)).between(F.lit(low), F.lit(high)))  # noqa: PLW2901
             of_keys = state.join(keys, on=list(keyed.keys), how="left_semi")
             columns = [_column_or_null(of_keys, name, kinds.get(name)) for name in schema.names]
             version = F.struct(*columns).cast(version_type).alias(HELD_VERSION)
@@ -392,9 +394,9 @@ class TableMerge:
         stays = ~F.col(DELETED)
         refusals = [F.col(REFUSED)] if REFUSED in self.rows.columns else []
         for name, sql in self.checks.items():
-            violates = stays & ~holds(stays, F.expr(sql))
+            violates = stays & ~holds_where(stays, F.expr(sql))
             refusals.append(F.when(violates, F.lit(f"the table's CHECK {name} ({sql}) does not hold")))
-        columns = [quoted(name) for name in self.rows.columns if name != REFUSED]
+        columns = [quote_identifier(name) for name in self.rows.columns if name != REFUSED]
         return complete_rows.withColumn(REFUSED, F.coalesce(*refusals)).select(*columns, REFUSED)
 
     def _table_rows(self, keyed: KeyedTable) -> DataFrame:
@@ -403,7 +405,7 @@ class TableMerge:
         is_there = F.lit(True)
         is_live = is_there
         if keyed.soft_delete:
-            is_live = ~F.coalesce(F.col(quoted(keyed.soft_delete)), F.lit(False))
+            is_live = ~F.coalesce(F.col(quote_identifier(keyed.soft_delete)), F.lit(False))
         return table.withColumns(dict(zip(HELD_COLUMNS, (is_there, is_live), strict=True)))
 
     def _deletions(self) -> DataFrame | None:
@@ -426,12 +428,15 @@ class TableMerge:
         merger = DeltaTable.forPath(session, self.address).alias("t").merge(changes.alias("s"), report["condition"])
         for op in report["ops"]:
             if op in (UPDATE, PATCH, FLAG, CLOSE):
-                values = assignments(columns_set(op, names, keyed), quoted)
+                values = assignments(columns_set(op, names, keyed), quote_identifier)
                 merger = merger.whenMatchedUpdate(condition=f"s.{OP} = {op}", set=values)  # type: ignore[arg-type]
         if DELETE in report["ops"]:
             merger = merger.whenMatchedDelete(condition=f"s.{OP} = {DELETE}")
         if INSERT in report["ops"]:
-            merger = merger.whenNotMatchedInsert(condition=f"s.{OP} = {INSERT}", values=assignments(names, quoted))  # type: ignore[arg-type]
+            merger = merger.whenNotMatchedInsert(
+                condition=f"s.{OP} = {INSERT}",
+                values=assignments(names, quote_identifier),  # type: ignore[arg-type]
+            )
         merger.execute()
 
     def _remember(self, answered: DataFrame, decision: DecisionInput, once: Transaction) -> None:
@@ -439,9 +444,9 @@ class TableMerge:
         names = keys_and_order(decision.have.empty_table(), decision.keyed).schema.names
         deletions = answered.filter(F.col(OP) == DELETION)
         columns = []
-        for column in deletions.select(*[quoted(name) for name in names]).schema:
+        for column in deletions.select(*[quote_identifier(name) for name in names]).schema:
             kind = LongType() if isinstance(column.dataType, IntegralType) else column.dataType
-            columns.append(F.col(quoted(column.name)).cast(kind).alias(column.name))
+            columns.append(F.col(quote_identifier(column.name)).cast(kind).alias(column.name))
         rows = deletions.select(*columns, F.current_timestamp().alias(row_versions.DELETED_AT))
         append_by_spark(rows, f"{self.address}/{DELETIONS}", once)
 
@@ -450,7 +455,7 @@ def _column_or_null(frame: DataFrame, name: str, kind: Any) -> Column:
     """Return a column, null if the frame lacks it."""
     column = F.lit(None)
     if name in frame.columns:
-        column = F.col(quoted(name))
+        column = F.col(quote_identifier(name))
     if kind is not None:
         column = column.cast(kind)
     return column.alias(name)
@@ -545,7 +550,7 @@ def _state(held: pa.ChunkedArray, rows: pa.Table, keyed: KeyedTable) -> pa.Table
 def _operations(decision: DecisionInput, changes: TableChanges) -> dict[str, Any]:
     condition = ""
     if len(changes.rows):
-        condition = merge_condition(changes.rows, decision.keyed, quoted)
+        condition = merge_condition(changes.rows, decision.keyed, quote_identifier)
     return {
         "remembered": len(changes.deletions),
         "ops": np.unique(np.asarray(changes.rows.column(OP))).tolist(),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from router.api.columns import quoted
+from router.api.columns import quote_identifier
 from router.api.halving import by_halves
 from router.delta.keyed.row_order import REFUSED
 from router.engine.retryable_errors import passing
@@ -144,7 +144,7 @@ def find_refused(
 
 def _key_hash(keyed: KeyedTable) -> Column:
     """Return 64 bits that tell the keys of a batch apart, whatever types they have."""
-    return F.xxhash64(*[F.col(quoted(key)) for key in keyed.keys])
+    return F.xxhash64(*[F.col(quote_identifier(key)) for key in keyed.keys])
 
 
 def _log_of_empty(table: DeltaTable) -> bytes:

@@ -14,7 +14,7 @@ from pyarrow import fs
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from router.api.columns import quoted, row
+from router.api.columns import quote_identifier, row
 from router.api.sinks import Applied, ApplyingSink, Batch, MergingSink, Opening, Outcome
 from router.delta.commit import StagedParts, TableCommit, retry_on_conflict, to_delta
 from router.delta.replace_by_spark import CONFLICTS, append_by_spark, staged_rows
@@ -283,7 +283,7 @@ class Applier:
         if outcome.refused is not None:
             dead = append_dead_letters(outcome.refused, events, batch, self.lake, self.dead_letters, self.run)
         counts = Applied(outcome.applied, dead, outcome.parked, outcome.in_doubt)
-        if counts.done != rows:
+        if counts.finished_rows != rows:
             parked = f" and {counts.parked} parked" if counts.parked else ""
             problem = f"{rows} rows landed, but {counts.applied} applied and {dead} refused{parked} were reported"
             raise SinkError(batch.query, batch.id, batch.route, batch.sink, problem)
@@ -376,7 +376,7 @@ def mark_replayed(taken: DataFrame, lake: Lake, config: Config, name: str, numbe
 
     def mark() -> None:
         if REPLAYED not in session.read.format("delta").load(address).columns:
-            session.sql(f"ALTER TABLE delta.{quoted(address)} ADD COLUMNS ({REPLAYED} STRING)")
+            session.sql(f"ALTER TABLE delta.{quote_identifier(address)} ADD COLUMNS ({REPLAYED} STRING)")
         merger = DeltaTable.forPath(session, address).alias("t").merge(letters, condition)
         merger.whenMatchedUpdate(set={REPLAYED: F.lit(name)}).execute()
 

@@ -16,7 +16,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_eve
 from tenacity.nap import sleep_using_event
 
 from router.api.sinks import Applied, Batch
-from router.config.models import interval
+from router.config.models import parse_interval
 from router.delta.commit import has_parts
 from router.delta.maintenance import delete_older
 from router.delta.transaction_id import TransactionId
@@ -248,7 +248,7 @@ class DetachedSink(OutboxSink):
 
         Rows that the sink has parked stay.
         """
-        before = datetime.now(timezone.utc) - interval(self.config.outbox_retention)
+        before = datetime.now(timezone.utc) - parse_interval(self.config.outbox_retention)
         try:
             version = self._first_unsent_version(number)
             if not version:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
-from router.api.columns import quoted
+from router.api.columns import quote_identifier
 from router.api.sinks import ApplyingSink, Batch
-from router.config.models import interval
+from router.config.models import parse_interval
 from router.delta.constraints import NARROWER_MAP, unsupported
 from router.delta.maintenance import MaintenanceOptions, delete_older, shorten_log
 from router.engine.merge.backlog import BacklogStore
@@ -85,7 +85,7 @@ class OutboxRetention:
     def delete_old_rows(self) -> None:
         """Delete the rows of outboxes whose record is older than `outbox_retention`."""
         self.tidied = time.monotonic()
-        before = datetime.now(timezone.utc) - interval(self.config.outbox_retention)
+        before = datetime.now(timezone.utc) - parse_interval(self.config.outbox_retention)
         for target in self.targets:
             table = str(target.table)
             try:
@@ -127,7 +127,7 @@ class OutboxRetention:
         session: Any = self.committers.spark.newSession()
         # VACUUM lists a table in as many tasks as this is set to, 10 000 by default.
         session.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", "2")
-        place = f"delta.{quoted(self.lake.spark_address(table))}"
+        place = f"delta.{quote_identifier(self.lake.spark_address(table))}"
         old = f"_timestamp < timestamp_micros({(before - EPOCH) // timedelta(microseconds=1)})"
         try:
             (metrics,) = session.sql(f"DELETE FROM {place} WHERE {old} AND {deletable}").collect()

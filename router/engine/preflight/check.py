@@ -109,10 +109,10 @@ def _analyse(
         decoded = config.decode.decode(raw)
         decoded.schema  # noqa: B018 - analyses the frame
     except (AnalysisException, ParseException, RouterError, ValueError, OSError) as error:
-        problems.append(loaded.problem(("decode",), _first_line(error)))
+        problems.append(loaded.problem_at(("decode",), _first_line(error)))
         return None, {}
     decoded, faults = _with_lookups(config, session, decoded)
-    unknown = {*config.lookups()} - {*decoded.columns}
+    unknown = {*config.lookups_by_name()} - {*decoded.columns}
     for place, fault in _faults(config, decoded):
         # The columns of a table that cannot be loaded are unknown, and no mistake.
         if not any(f"with name `{name}`" in fault for name in unknown):
@@ -133,7 +133,7 @@ def _analyse(
             faults += _faults_of_sinks(config, plan, []) or [(("routes",), _first_line(error))]
     else:
         faults += _faults_of_sinks(config, plan, [place for place, _ in faults])
-    problems += [loaded.problem(place, fault) for place, fault in faults]
+    problems += [loaded.problem_at(place, fault) for place, fault in faults]
     return None, targets
 
 
@@ -185,7 +185,7 @@ def _views(
         try:
             plan = view_refresher.plan(view)
         except (RouterError, OSError) as error:
-            problems.append(loaded.problem(("views", config.views.index(view), "sql"), _first_line(error)))
+            problems.append(loaded.problem_at(("views", config.views.index(view), "sql"), _first_line(error)))
             continue
         hint = ""
         if plan.why.endswith(NOT_THERE):

@@ -89,9 +89,9 @@ def diagnose(config: Config | None = None, folder: Path = Path()) -> Iterator[Di
     yield diagnose_memory(settings, memory_limit())
     if config is None:
         return
-    yield diagnose_storage("lake", config.lake, config.storage())
+    yield diagnose_storage("lake", config.lake, config.revealed_storage_options())
     if config.checkpoint:
-        yield diagnose_storage("checkpoint", config.checkpoint, config.storage())
+        yield diagnose_storage("checkpoint", config.checkpoint, config.revealed_storage_options())
     yield from diagnose_file_systems(config)
     yield from diagnose_source_folder(config)
     yield from diagnose_servers(config, folder)
@@ -382,7 +382,7 @@ def diagnose_kafka(kafka: KafkaSource) -> tuple[list[Diagnosis], float | None]:
         topics = admin.list_topics(timeout=_SECONDS).topics
         names = kafka.topics
         if kafka.pattern:
-            names = tuple(name for name in topics if kafka.reads(name))
+            names = tuple(name for name in topics if kafka.reads_topic(name))
         missing = [name for name in names if name not in topics]
         if missing:
             fault = f"the broker has no topic {', '.join(missing)}"

@@ -442,10 +442,10 @@ class LakeChanges:
                 is_source = sources.is_source(view)
             except StartError:  # only rows name the tables of its route, which the view reports itself
                 continue
-            if table in view.joined or is_source(table):
+            if table in view.joined_tables or is_source(table):
                 yield f"view {view.name}"
-        for name, lookup in self.config.lookups().items():
-            if lookup.table == table or (lookup.let is not None and table in lookup.let.joined):
+        for name, lookup in self.config.lookups_by_name().items():
+            if lookup.table == table or (lookup.let is not None and table in lookup.let.joined_tables):
                 yield f"lookup {name}"
 
     def changed_types(self, layout: Layout, *, named_by_rows: bool) -> Iterator[Change]:

@@ -199,7 +199,7 @@ def parse_tests(text: str, path: Path) -> RouteTests:
     document = Document(str(path), root, widths_of(text))
     if isinstance(root, Keys) and "source" in root.entries and "tests" not in root.entries:
         hint = f"`router check` checks it; its tests stand in a file of their own: {path.stem}{SUFFIX}"
-        raise ConfigError((document.problem((), "is a configuration, and no test of one", hint, code="file"),))
+        raise ConfigError((document.problem_at((), "is a configuration, and no test of one", hint, code="file"),))
     try:
         return RouteTests.model_validate(plain_data(root))
     except ValidationError as error:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from router.api.sinks import ApplyingSink, LakeSink, MergingSink
-from router.config.models import interval
+from router.config.models import parse_interval
 from router.delta.maintenance import LEAST_AGE, LOG_AGE, REPLACED_TIMES
 from router.errors import StartError
 from router.registry import parts_in
@@ -116,7 +116,7 @@ def size(config: Config, load: Load, constants: Constants | None = None) -> Size
     fixed = constants.fixed(touched_tables)
     pause = 0.0
     if config.trigger.every:
-        pause = interval(config.trigger.every).total_seconds()
+        pause = parse_interval(config.trigger.every).total_seconds()
     if fixed + max(pause, fixed) >= load.latency_seconds:
         pace = f" and begins every {pause:g} s" if pause else ""
         raise StartError(

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
-from router.api.columns import quoted
+from router.api.columns import quote_identifier
 from router.api.sinks import MergingSink
 from router.delta.commit import TableCommit, is_committed, to_arrow, to_arrow_schema, to_delta
 from router.delta.lake import is_damaged
@@ -381,7 +381,7 @@ class Quarantine:
         change = compare(delta_schema(to_arrow(handle)), delta_schema(to_arrow_schema(moved.columns)))
         if change.cast:
             kinds = to_spark_columns(pa.schema(list(change.cast.items())), ntz=True)
-            casts = {kind.name: F.col(quoted(kind.name)).cast(kind.dataType) for kind in kinds}
+            casts = {kind.name: F.col(quote_identifier(kind.name)).cast(kind.dataType) for kind in kinds}
             rows = rows.withColumns(casts)
         if not change.widened:
             return rows, moved

@@ -29,7 +29,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
-from router.api.columns import quoted
+from router.api.columns import quote_identifier
 from router.api.decoding import keep_archives
 from router.api.sinks import Applied, TableSink
 from router.delta.casting import cast_down, cast_to, has_value, type_within
@@ -187,7 +187,12 @@ class Release:
             rows = rows_of_query.all_rows.filter(F.col(BATCH_ID) == batch)
             count = rows.count()
             applied = self.deliver(f"{place.route}/{place.sink}", query, batch, rows) or Applied()
-            counts = {"landed": count, "quarantined": -count, **applied._asdict(), "backlog": count - applied.done}
+            counts = {
+                "landed": count,
+                "quarantined": -count,
+                **applied._asdict(),
+                "backlog": count - applied.finished_rows,
+            }
             self._book(note, query, batch, counts)
             rows_of_query.delete(batch)
             log.info("%s: %d rows of batch %d are in %s now", self.config.name, count, batch, place.table)
@@ -477,7 +482,7 @@ class _ReleasedRows:
 
     def _table_columns(self, rows: DataFrame) -> DataFrame:
         """Return the columns of rows that are for their table, with their batch."""
-        return rows.select(BATCH_ID, *map(quoted, self.target_types))
+        return rows.select(BATCH_ID, *map(quote_identifier, self.target_types))
 
     def _with_violations(self, rows: DataFrame) -> DataFrame:
         """Add the constraint to quarantined rows that each would violate in its table."""
@@ -486,8 +491,8 @@ class _ReleasedRows:
         with_row = StructType([*rows.schema, StructField("_row", to_spark_columns(schema, ntz=True))])
         task = _cast_task(self.target_types, schema)
         cast = rows.mapInArrow(self.release.executors.guarded(task), with_row)
-        quarantined_row = F.struct(*map(quoted, rows.columns)).alias("_quarantined")
-        table_columns = [F.col(f"_row.{quoted(name)}") for name in schema.names]
+        quarantined_row = F.struct(*map(quote_identifier, rows.columns)).alias("_quarantined")
+        table_columns = [F.col(f"_row.{quote_identifier(name)}") for name in schema.names]
         flat = cast.select(quarantined_row, *table_columns)
         table_json = self.handle.schema().to_json() if self.handle is not None else to_delta(schema)
         return with_violations(flat, table_json, self.demanded).select("_quarantined.*", VIOLATES)
@@ -540,7 +545,7 @@ class _ReleasedRows:
         """Return quarantined rows as JSON; those of an outbox are kept so."""
         row = F.lit(None)
         if self.target_types:
-            row = F.to_json(F.struct(*map(quoted, self.target_types))).cast("binary")
+            row = F.to_json(F.struct(*map(quote_identifier, self.target_types))).cast("binary")
         if ROW in rows.columns:
             row = F.coalesce(F.col(ROW).cast("binary"), row)
         return row

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 
 from router.api.sinks import TableSink
-from router.api.table_options import PLAIN
+from router.api.table_options import PLAIN_TABLE
 from router.delta.casting import cast_to
 from router.delta.commit import ACCEPT_LOST, to_arrow, to_arrow_schema, to_delta
 from router.delta.constraints import unsupported
@@ -127,7 +127,7 @@ class ContentReplacement:
     def _partition_columns(self, rebuilt: RebuiltRows) -> tuple[str, ...]:
         """Return the columns by which today's sinks divide the table. Raises TableError if they do not agree."""
         options = self.target.committers.options
-        divisions = {options.get(commit.target, PLAIN).partition_by for commit in rebuilt.commits}
+        divisions = {options.get(commit.target, PLAIN_TABLE).partition_by for commit in rebuilt.commits}
         if len(divisions) > 1:
             raise TableError(self.table, "its sinks divide it in different ways (`partition_by`); let them agree")
         return divisions.pop()
@@ -140,7 +140,7 @@ class ContentReplacement:
             raise TableError(self.table, "bronze has no row for it")
         self._partition_columns(rebuilt)
         schemas = [to_arrow_schema(commit.columns) for commit in rebuilt.commits]
-        options = self.target.committers.options.get(rebuilt.commits[0].target, PLAIN)
+        options = self.target.committers.options.get(rebuilt.commits[0].target, PLAIN_TABLE)
         ends = self._ends(rebuilt, [], None)
         create_with_files(
             self.lake,

@@ -109,7 +109,7 @@ class UpsertRebuild:
         partition_by = self.keyed.new_table.partition_by
         if self.handle is not None:
             partition_by = tuple(self.handle.metadata().partition_columns)
-        self.merged_as = replace(self.keyed, new_table=self.keyed.new_table.staged(partition_by))
+        self.merged_as = replace(self.keyed, new_table=self.keyed.new_table.for_replacement(partition_by))
         if self.handle is not None:
             self._create_like(self.handle)
 

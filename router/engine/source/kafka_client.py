@@ -115,7 +115,7 @@ def end_offsets(admin: AdminClient, kafka: KafkaSource) -> _Offsets:
     """
     partitions: list[TopicPartition] = []
     for topic, metadata in admin.list_topics(timeout=SECONDS).topics.items():
-        if kafka.reads(topic):
+        if kafka.reads_topic(topic):
             partitions += [TopicPartition(topic, number) for number in metadata.partitions]
     if not partitions:
         return {}

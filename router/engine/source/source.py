@@ -325,7 +325,7 @@ def complete_offsets(spark: SparkSession, kafka: KafkaSource, resume: Offsets) -
 
 def _is_read(spark: SparkSession, kafka: KafkaSource, topic: str) -> bool:
     """Return whether the source reads a topic."""
-    is_read: bool | None = kafka.reads(topic)
+    is_read: bool | None = kafka.reads_topic(topic)
     if is_read is None:
         is_read = bool(spark_internals.jvm(spark).java.util.regex.Pattern.matches(kafka.pattern, topic))
     return is_read
@@ -437,8 +437,8 @@ def _delta_address(config: Config, source: DeltaSource) -> str:
 
 def _source_lake(config: Config, source: DeltaSource) -> Lake:
     if source.lake:
-        return Lake.at(source.lake, config.storage(), ())
-    return Lake.at(config.lake, config.storage(), config.locations())
+        return Lake.at(source.lake, config.revealed_storage_options(), ())
+    return Lake.at(config.lake, config.revealed_storage_options(), config.table_locations())
 
 
 def _delta_columns(frame: DataFrame, source: DeltaSource) -> DataFrame:

@@ -22,7 +22,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from router import spark_internals
-from router.config.variables import substitute
+from router.config.variables import substitute_variables
 from router.config.yaml_tree import Keys, Scalar, parse_yaml
 from router.engine.spark.cache_folder import cache_folder
 from router.engine.spark.connectors import (
@@ -399,7 +399,7 @@ def settings_in(path: Path) -> dict[str, str] | None:
         return None
     if "spark" not in root.entries:
         return {}
-    settings, unset = substitute(root.entries["spark"].value, os.environ, path.parent, str(path))
+    settings, unset = substitute_variables(root.entries["spark"].value, os.environ, path.parent, str(path))
     if unset or not isinstance(settings, Keys):
         return None
     return {key: entry.value.text for key, entry in settings.entries.items() if isinstance(entry.value, Scalar)}

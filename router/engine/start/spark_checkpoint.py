@@ -152,7 +152,7 @@ def refuse_left_topics(config: Config, checkpoint: Lake) -> None:
     text = notes.text(f"offsets/{begun[-1]}")
     if not text or text.endswith(NO_OFFSET):
         return
-    left_topics = [topic for topic in sorted(offsets_in(text)) if kafka.reads(topic) is False]
+    left_topics = [topic for topic in sorted(offsets_in(text)) if kafka.reads_topic(topic) is False]
     if left_topics:
         raise StartError(
             f"{config.name}: {', '.join(left_topics[:5])} is not among the topics any more, and the checkpoint "

@@ -25,7 +25,7 @@ def spark_needs(config: Config) -> list[str]:
         needs.append("`commit: spark`")
     if config.views:
         needs.append("the views")
-    if any(lookup.table or lookup.let for lookup in config.lookups().values()):
+    if any(lookup.table or lookup.let for lookup in config.lookups_by_name().values()):
         needs.append("the lookups")
     if config.source.delta is not None:
         needs.append("the source")

@@ -146,7 +146,9 @@ class StatusBoard(logging.Handler):
         """Note the views and expectations of a configuration: they are shown before anything is known of them."""
         with self._guard:
             self._dead_letter_table = config.dead_letters
-            self._views = {view.name: ViewStatus(view.name, view.into, every=view.seconds) for view in config.views}
+            self._views = {
+                view.name: ViewStatus(view.name, view.into, every=view.refresh_seconds) for view in config.views
+            }
             self._expectations = without_counts(config)
 
     def enter(self, state: State, cause: str = "") -> None:
@@ -341,10 +343,10 @@ class StatusBoard(logging.Handler):
         # Rows that have landed first: a sink of the batch may have sent them already.
         if landed:
             queue.append([time.time(), landed])
-        self._take_sent(queue, counts.done)
+        self._take_sent(queue, counts.finished_rows)
         # A batch has ended: its rows are counted, and not those that were seen to be delivered meanwhile.
         sending = before.sending
-        if counts.done:
+        if counts.finished_rows:
             sending = 0
             self._counted[key] = None
         self._sinks[key] = replace(
@@ -354,7 +356,7 @@ class StatusBoard(logging.Handler):
             dead=before.dead + counts.dead,
             parked=before.parked + counts.parked,
             in_doubt=before.in_doubt + counts.in_doubt,
-            backlog=before.backlog + landed - counts.done,
+            backlog=before.backlog + landed - counts.finished_rows,
             oldest=queue[0][0] if queue else None,
         )
         if counts.dead and self._dead_letter_table:

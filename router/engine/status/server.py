@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from router.config.models import Metrics, Ui, interval
+from router.config.models import Metrics, Ui, parse_interval
 from router.engine.land.record_ages import AGE_SECONDS
 from router.engine.status.events import SnapshotEvents, status_text
 from router.engine.status.findings import findings
@@ -72,7 +72,7 @@ class StatusServer:
         self.board = board
         self.ui = ui
         self.metrics = metrics
-        self.stuck_after = interval(ui.stuck_after).total_seconds()
+        self.stuck_after = parse_interval(ui.stuck_after).total_seconds()
         self.address: tuple[str, int] | None = None
         self._login = Login(board.snapshot().query, ui)
         self._events = SnapshotEvents(board, file, self.stuck_after, HEADERS, graph=graph, freshness_bounds=AGE_SECONDS)

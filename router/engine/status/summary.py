@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import requests
 
-from router.config.models import Ui, interval
+from router.config.models import Ui, parse_interval
 from router.engine.checkpoint_store import lake_and_checkpoint
 from router.engine.status.events import status_text
 from router.engine.status.lake_board import LakeBoard
@@ -75,7 +75,7 @@ def summary_of_lake(config: Config, file: str) -> StreamSummary:
     """Return what lake, checkpoint and topic say of a stream."""
     board = LakeBoard(config, brief=True)
     board.read()
-    stuck_after = interval((config.ui or Ui()).stuck_after).total_seconds()
+    stuck_after = parse_interval((config.ui or Ui()).stuck_after).total_seconds()
     status = json.loads(status_text(board.snapshot(), file, stuck_after))
     summary = {**_summary(status), "source": "lake", "address": None, "tables": None, "dead_letters": {}}
     if status["batches"]:

@@ -31,7 +31,7 @@ def views_of_lake(config: Config) -> tuple[ViewStatus, ...]:
     notes = noted_views(config)
     views = []
     for view in config.views:
-        status = ViewStatus(view.name, view.into, every=view.seconds)
+        status = ViewStatus(view.name, view.into, every=view.refresh_seconds)
         if view.name in notes:
             status = with_note(status, notes[view.name])
         views.append(status)

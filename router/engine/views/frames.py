@@ -24,7 +24,7 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from router.api.columns import quoted
+from router.api.columns import quote_identifier
 from router.delta.commit import to_delta
 from router.delta.schema_diff import delta_schema
 from router.engine.label.route import CONDITIONS
@@ -193,7 +193,7 @@ class ViewFrames:
         rows_before = self.relations.frame(parts, delta_schema(to_arrow_columns(schema)), named=False)
         if plan.way == "tables":
             short_names = [name.partition(".")[2] for name in plan.changed]
-            others = rows_before.filter(~F.col(quoted(plan.shape.table)).isin(short_names))
+            others = rows_before.filter(~F.col(quote_identifier(plan.shape.table)).isin(short_names))
             # Sources that are gone have changed as well: they have no rows any more.
             changed = {name: self.sources[name] for name in plan.changed if name in self.sources}
             return others.unionByName(self.over(changed))
@@ -213,14 +213,22 @@ class ViewFrames:
             return rows
         # Sums may have wider types than the columns of the tables.
         values = [F.expr(sql).cast(schema[name].dataType).alias(name) for name, sql in plan.shape.merged.items()]
-        return rows.groupBy(*map(quoted, plan.shape.keys)).agg(*values).select(*map(quoted, schema.names))
+        return (
+            rows.groupBy(*map(quote_identifier, plan.shape.keys))
+            .agg(*values)
+            .select(*map(quote_identifier, schema.names))
+        )
 
     def _with_groups_replaced(self, rows_before: DataFrame, plan: RefreshPlan, parts: list[TablePart]) -> DataFrame:
         """Return the rows, those of the groups of changed rows computed again; `parts` have the changed rows."""
         shape = plan.shape
         # Keys get other names for the joins: the rows have columns of the same names.
         names = {key: f"_key{number}" for number, key in enumerate(shape.keys)}
-        keys = self._frame(parts).select(*(F.col(quoted(key)).alias(name) for key, name in names.items())).distinct()
+        keys = (
+            self._frame(parts)
+            .select(*(F.col(quote_identifier(key)).alias(name) for key, name in names.items()))
+            .distinct()
+        )
         sources = self.sources
         if shape.table:
             # A group has rows of one source table.
@@ -273,7 +281,7 @@ def _join(rows: DataFrame, keys: DataFrame, names: Mapping[str, str], how: str) 
     """Return the rows whose key is, or is not, among the keys; null is a value like any other."""
     condition = F.lit(True)
     for column, key in names.items():
-        condition &= rows[quoted(column)].eqNullSafe(keys[key])
+        condition &= rows[quote_identifier(column)].eqNullSafe(keys[key])
     return rows.join(keys, condition, how)
 
 

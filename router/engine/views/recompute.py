@@ -24,7 +24,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from router.api.columns import quoted
+from router.api.columns import quote_identifier
 from router.delta.schema_diff import delta_schema
 from router.delta.table_cache import THREADS
 from router.engine.views.frames import definition_of
@@ -93,7 +93,7 @@ def differences(refresher: Refresher, view: View) -> dict[str, str]:
             return _past(lake, view, name, version, identity)
 
         for table in pool.map(open_past, note.sources.items()):
-            tables_by_name = joined if table.name in view.joined else sources
+            tables_by_name = joined if table.name in view.joined_tables else sources
             tables_by_name[table.name] = table
         parts = [TablePart(table) for table in pool.map(open_past, targets.items())]
     frames = refresher.frames(view, sources, joined)
@@ -143,10 +143,10 @@ def _totals(rows: DataFrame, view: View) -> dict[str, Totals]:
     """Return what the rows of each table add up to, without rows that have no table name."""
     exact = [column.name for column in rows.schema if _is_exact(column.dataType)]
     floats = [column.name for column in rows.schema if isinstance(column.dataType, (T.FloatType, T.DoubleType))]
-    hashes = row_hash(rows.select(*map(quoted, exact)))
+    hashes = row_hash(rows.select(*map(quote_identifier, exact)))
     totals = [F.count(F.lit(1)).alias(_ROWS), F.sum(hashes.cast("decimal(38,0)")).alias(HASHES)]
     for number, name in enumerate(floats):
-        value = F.col(quoted(name)).cast("double")
+        value = F.col(quote_identifier(name)).cast("double")
         totals += [F.sum(value).alias(f"_sum{number}"), F.sum(F.abs(value)).alias(f"_size{number}")]
     by_table: dict[str, Totals] = {}
     for row in rows.groupBy(target_name(view.into).alias(TARGET)).agg(*totals).collect():

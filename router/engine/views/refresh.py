@@ -136,8 +136,8 @@ class Refresher:
         own = PlannedTable(view.into, writer=f"view {view.name}")
         self.tables.plan(own)
         sources = self.tables.sources_as_planned(view, self.tables.sources(view, self.note(view).accepted).tables)
-        joined = self.tables.joined_as_planned(view, self.tables.opened(view, view.joined))
-        missing = sorted(view.joined - joined.keys())
+        joined = self.tables.joined_as_planned(view, self.tables.opened(view, view.joined_tables))
+        missing = sorted(view.joined_tables - joined.keys())
         if not sources:
             missing += view.source.tables or [f"a table of {origin(view)}"]
         if missing:
@@ -173,14 +173,14 @@ class Refresher:
         sources = view_sources.tables
         if not sources and not note.sources:
             return RefreshedView(view.name, "", "none of its tables is there yet")
-        joined = self.tables.opened(view, view.joined)
+        joined = self.tables.opened(view, view.joined_tables)
         self._refuse_lost_sources(view, note, view_sources, joined)
         note = _with_left(view, note, view_sources)
         # The tables of the view keep the rows of sources that have left, until there are others.
         if not sources and note.left:
             return RefreshedView(view.name, "", f"none of the tables that {note.origin} writes is there yet")
         self._warn_of_left(view, note)
-        if missing := sorted(view.joined - joined.keys()):
+        if missing := sorted(view.joined_tables - joined.keys()):
             return RefreshedView(view.name, "", f"{', '.join(missing)} {NOT_THERE}")
 
         targets = self.tables.opened(view, note.targets)
@@ -216,7 +216,7 @@ class Refresher:
         gone: list[str] = []
         recreated: list[str] = []
         for name, (_, identity) in note.sources.items():
-            if name in view.joined and name not in joined:
+            if name in view.joined_tables and name not in joined:
                 problem = f"{name}, which it joins, is gone; bring it back, or take it out of the view"
                 raise ViewError(view.name, problem)
             if name in note.accepted or not is_source(name):
@@ -297,7 +297,7 @@ class Refresher:
             for name, changes in zip(frames.sources, all_changes, strict=True):
                 if changes != Changes():
                     changed[name] = changes
-        gone = note.sources.keys() - frames.sources.keys() - view.joined
+        gone = note.sources.keys() - frames.sources.keys() - view.joined_tables
         return changed | dict.fromkeys(gone)
 
     def _changes_since_note(self, note: Note, table: Snapshot) -> Changes | None:
@@ -555,7 +555,7 @@ def _with_left(view: View, note: Note, view_sources: ViewSources) -> Note:
     the same with a new name. A table that `except` names now, or that was accepted as lost, is not among them.
     """
     reads = origin(view)
-    left = note.sources.keys() - view.joined - set(note.accepted)
+    left = note.sources.keys() - view.joined_tables - set(note.accepted)
     if reads and reads == note.origin:
         left |= set(note.left)
     else:

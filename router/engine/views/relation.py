@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from router.api.columns import quoted
+from router.api.columns import quote_identifier
 from router.delta.casting import cast_to
 from router.delta.table_cache import THREADS
 from router.engine.spark.executors import Executors
@@ -135,7 +135,7 @@ class Relations:
         names = {name.lower() for name in frame.columns}
         selected = []
         for column in _spark_columns(columns, named=False):
-            value = F.col(quoted(column.name)) if column.name.lower() in names else F.lit(None)
+            value = F.col(quote_identifier(column.name)) if column.name.lower() in names else F.lit(None)
             selected.append(value.cast(column.dataType).alias(column.name))
         if named:
             selected.append(F.lit(table.short).alias(VIEW_TABLE_COLUMN))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from router.api.columns import quoted
+from router.api.columns import quote_identifier
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -27,7 +27,7 @@ def row_hash(rows: DataFrame) -> Column:
         return F.lit(None).cast("long")
     parts: list[Column] = []
     for column in columns:
-        parts += _parts(F.col(quoted(column.name)), column.dataType)
+        parts += _parts(F.col(quote_identifier(column.name)), column.dataType)
     return F.xxhash64(*parts) if parts else F.lit(0).cast("long")
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from router.config.models import View, reads
+from router.config.models import View, reads_tables_of
 from router.delta.table_cache import SparkTables, TableCache
 from router.engine.spark.executors import Executors
 from router.engine.views.note import note_failed_refresh
@@ -74,7 +74,7 @@ def in_order(views: Iterable[View]) -> list[View]:
 
 
 def _reads_any(view: View, others: Iterable[View]) -> bool:
-    return any(other is not view and reads(view, other) for other in others)
+    return any(other is not view and reads_tables_of(view, other) for other in others)
 
 
 @dataclass
@@ -109,7 +109,7 @@ class ViewSchedule:
         batch_tables = list(tables)
         with self.lock:
             for view in self.views:
-                if view.commits and (not batch_tables or self._reads(view, batch_tables)):
+                if view.refresh_commits and (not batch_tables or self._reads(view, batch_tables)):
                     self.pending[view.name] += 1
             written = self.written
             self.written = set()
@@ -152,10 +152,13 @@ class ViewSchedule:
                     self._refresh(view)
 
     def _is_due(self, view: View) -> bool:
-        if view.commits:
+        if view.refresh_commits:
             with self.lock:
-                return self.pending[view.name] >= view.commits
-        return view.seconds is not None and time.monotonic() >= self.last.get(view.name, 0.0) + view.seconds
+                return self.pending[view.name] >= view.refresh_commits
+        return (
+            view.refresh_seconds is not None
+            and time.monotonic() >= self.last.get(view.name, 0.0) + view.refresh_seconds
+        )
 
     def _refresh(self, view: View) -> None:
         with self.lock:

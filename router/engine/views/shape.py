@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from router.api.columns import quoted
+from router.api.columns import quote_identifier
 from router.engine.views.relation import VIEW_TABLE_COLUMN
 from router.spark_internals import analysed
 
@@ -194,13 +194,13 @@ def _merging_sql(values: dict[str, Any]) -> dict[str, str]:
     for column, value in values.items():
         function = _aggregate_function(value)
         if function in _MERGED:
-            merged[column] = f"{_MERGED[function]}({quoted(column)})"
+            merged[column] = f"{_MERGED[function]}({quote_identifier(column)})"
         # An average of decimals is rounded, so that it cannot be merged.
         if function != "avg" or value.dataType().typeName() != "double":
             continue
-        counts = [quoted(name) for name, other in values.items() if _is_count_of(other, value)]
+        counts = [quote_identifier(name) for name, other in values.items() if _is_count_of(other, value)]
         if counts:
-            merged[column] = f"try_divide(sum({quoted(column)} * {counts[0]}), sum({counts[0]}))"
+            merged[column] = f"try_divide(sum({quote_identifier(column)} * {counts[0]}), sum({counts[0]}))"
     return merged
 
 

@@ -310,7 +310,7 @@ class ViewTables:
     def joined_as_planned(self, view: View, tables: Mapping[str, Snapshot]) -> dict[str, Snapshot]:
         """Return the tables that a view will join, with those that are there as they will be."""
         joined = {**tables}
-        for name in view.joined:
+        for name in view.joined_tables:
             for planned in self.planned.values():
                 if templates_meet(name, planned.name):
                     joined[name] = planned.instead_of(joined[name]) if name in joined else replace(planned, name=name)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from router.api.columns import quoted
+from router.api.columns import quote_identifier
 from router.delta.parquet_writer import attempt
 from router.delta.staged_files import StagedFile
 from router.delta.unreadable_values import unreadable_in
@@ -105,7 +105,7 @@ def target_name(into: str) -> Column:
     """Return the name of the table that a row belongs to, before its case is folded."""
     parts = []
     for piece in parse_template(into):
-        parts.append(F.lit(piece) if isinstance(piece, str) else F.col(quoted(piece.path)).cast("string"))
+        parts.append(F.lit(piece) if isinstance(piece, str) else F.col(quote_identifier(piece.path)).cast("string"))
     return F.concat(*parts)
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from deltalake import CommitProperties, Transaction, write_deltalake
 
 from router.cli import commands
-from router.config.loader import load
+from router.config.loader import load_config
 from router.engine.audit.table_states import table_states
 from router.engine.label.layout import DEAD_SCHEMA
 from router.engine.ledger import SCHEMA
@@ -303,7 +303,7 @@ def test_every_table_is_listed_with_its_state(lake: WrittenLake) -> None:
     cut_the_log_of = lake.logs("gold.wins")[-1]
     cut_the_log_of.write_bytes(cut_the_log_of.read_bytes()[:100])
     write_deltalake(lake.path("other.table"), pa.table({"id": [1]}))
-    found = {one.table: one for one in table_states(load(lake.file, load_registry()).config)}
+    found = {one.table: one for one in table_states(load_config(lake.file, load_registry()).config)}
 
     told = {name: (one.state, one.rows, one.lag, one.committer) for name, one in found.items() if "poker" not in name}
     assert told == {

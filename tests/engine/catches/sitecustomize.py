@@ -15,7 +15,7 @@ from router.api import halving
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_halves = halving._halves
+_halves = halving._run_by_halves
 _is_caused_by_a_row = halving.is_caused_by_a_row
 
 
@@ -49,6 +49,6 @@ def watched_question(error: BaseException) -> bool:
     return _is_caused_by_a_row(error)
 
 
-halving._halves = watched_halves
+halving._run_by_halves = watched_halves
 halving.is_caused_by_a_row = watched_question
 write("watching")

@@ -16,7 +16,7 @@ from deltalake import DeltaTable, Schema, write_deltalake
 from deltalake.transaction import AddAction
 
 from router.api.sinks import KeyedTable
-from router.config.models import UNASKED, Maintenance, View
+from router.config.models import DEFAULT_MAINTENANCE, Maintenance, View
 from router.delta.keyed.key_property import KEYED_BY
 from router.delta.keyed.upsert import TableUpsert, upsert
 from router.delta.maintenance import MaintenanceOptions, MaintenanceResult, maintain
@@ -148,7 +148,7 @@ def test_what_former_runs_have_left_counts(lake: Lake) -> None:
 @pytest.mark.parametrize("view", [False, True])
 def test_a_table_that_is_rewritten_is_due_sooner(lake: Lake, view: bool) -> None:
     """Without it a view that is refreshed every five seconds has copies of ten minutes."""
-    care = TableMaintenance(lake, no_session, (UNASKED,))
+    care = TableMaintenance(lake, no_session, (DEFAULT_MAINTENANCE,))
     if view:
         care.views = (
             View.model_validate(
@@ -160,7 +160,7 @@ def test_a_table_that_is_rewritten_is_due_sooner(lake: Lake, view: bool) -> None
         delete(lake, "silver.p")
     create_table(lake, "silver.a", pa.schema([("k", pa.int64())]))
     for table in ("silver.a", "silver.p"):
-        care.after_batch([table] * UNASKED.commits)
+        care.after_batch([table] * DEFAULT_MAINTENANCE.commits)
         care.after_batch([table] * 20)
     assert not list(care._due())
     for table in care.last:
@@ -311,6 +311,6 @@ def test_what_a_view_replaced_goes_with_its_versions(lake: Lake, every: str, cle
 
     about = {"name": "sums", "from": "silver.*", "sql": "SELECT 1", "into": "gold.sums", "every": every}
     view = View.model_validate(about)
-    TableMaintenance(lake, no_session, (), views=(view,)).maintain("gold.sums", UNASKED)
+    TableMaintenance(lake, no_session, (), views=(view,)).maintain("gold.sums", DEFAULT_MAINTENANCE)
     assert (len(list(place.glob("*.parquet"))) < 10) is cleaned
     assert files(lake, "gold.sums") == 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from router import Batch, ConfigError, PluginError, SinkError, StartError
-from router.config.loader import load
+from router.config.loader import load_config
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.label.planner import Planner
 from router.engine.outbox.apply import Applier
@@ -148,7 +148,7 @@ def test_a_broken_part_is_named_by_the_check_and_at_the_start(
     plugin = tmp_path / "broken.py"
     plugin.write_text(PLUGIN)
     registry = load_registry([plugin])
-    loaded = load(tmp_path / "games.yaml", registry, environ={}, text=GOOD.replace(old, new))
+    loaded = load_config(tmp_path / "games.yaml", registry, environ={}, text=GOOD.replace(old, new))
 
     with pytest.raises(ConfigError) as checked:
         check_plan(loaded, registry, spark)
@@ -166,7 +166,7 @@ def test_a_sink_that_is_not_prepared_is_named(spark: SparkSession, tmp_path: Pat
     plugin = tmp_path / "broken.py"
     plugin.write_text(PLUGIN)
     registry = load_registry([plugin])
-    loaded = load(tmp_path / "games.yaml", registry, environ={}, text=GOOD.replace(SINK, "{unprepared: {}}"))
+    loaded = load_config(tmp_path / "games.yaml", registry, environ={}, text=GOOD.replace(SINK, "{unprepared: {}}"))
 
     with pytest.raises(ConfigError, match="sink unprepared: prepare\\(\\) returned None; it must return ApplyingSink"):
         check_plan(loaded, registry, spark)
@@ -177,7 +177,7 @@ def test_a_sink_that_returns_no_outcome_is_named(spark: SparkSession, lake: Lake
     plugin = tmp_path / "broken.py"
     plugin.write_text(PLUGIN)
     registry = load_registry([plugin])
-    loaded = load(tmp_path / "games.yaml", registry, environ={}, text=GOOD.replace(SINK, "{unprepared: {}}"))
+    loaded = load_config(tmp_path / "games.yaml", registry, environ={}, text=GOOD.replace(SINK, "{unprepared: {}}"))
     (sink,) = loaded.config.routes[0].sinks
     applier = Applier(lake, CheckpointStore(lake, "run"), "ops.dead", "games:run")
 
@@ -193,7 +193,7 @@ def test_an_expression_that_spark_refuses_is_named_with_its_route(
 ) -> None:
     """Without it a start says `unexpected ParseException`, and whoever supervises the run starts it again and again."""
     text = GOOD.replace("event.n > 0", sql)
-    loaded = load(tmp_path / "games.yaml", load_registry(), environ={}, text=text)
+    loaded = load_config(tmp_path / "games.yaml", load_registry(), environ={}, text=text)
 
     with pytest.raises(StartError, match=r"route italy has an expression that Spark refuses: .*check FILE --plan"):
         Planner(loaded.config, loaded.config.decode).plan(spark.createDataFrame([], RECORD_SCHEMA))

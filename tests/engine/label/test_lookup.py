@@ -12,7 +12,7 @@ import pytest
 from deltalake import write_deltalake
 
 from router import StartError
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Lookup, Route
 from router.delta.lake import Lake
 from router.engine.lookup.join import KeyIndex, choose_rows
@@ -151,7 +151,7 @@ def test_a_stream_waits_for_the_table_and_goes_on(
     text = CONFIG.format(lake=tmp_path / "lake", table="silver.billing", on="event.gamer", columns="plan")
     text = text.replace(f"{tmp_path}/lake/in", f"{tmp_path}/in") + "trigger: {once: true}\n"
     database = f"database: {{url: 'sqlite:///{file}', query: 'SELECT gamer, plan FROM billing'}}"
-    loaded = load(tmp_path / "games.yaml", load_registry(), text=text.replace("table: silver.billing", database))
+    loaded = load_config(tmp_path / "games.yaml", load_registry(), text=text.replace("table: silver.billing", database))
 
     def appear() -> None:
         while "cannot be reached" not in caplog.text:
@@ -229,10 +229,10 @@ def test_check_says_where_a_lookup_is_wrong(
     file.write_text(CONFIG.format(**{**given, **change}))
     registry = load_registry()
     if place is None:
-        check_plan(load(file, registry), registry, spark)
+        check_plan(load_config(file, registry), registry, spark)
         return
     with pytest.raises(ConfigError) as error:
-        check_plan(load(file, registry), registry, spark)
+        check_plan(load_config(file, registry), registry, spark)
     (problem,) = error.value.problems
     assert (problem.line, problem.path.removeprefix("routes.0.")) == place
 
@@ -252,16 +252,16 @@ def test_a_lookup_that_cannot_be_is_reported_with_its_place(tmp_path: Path, old:
     text = CONFIG.format(lake=tmp_path, table="silver.billing", on="event.gamer", columns="plan")
     assert old in text
     with pytest.raises(ConfigError) as error:
-        load(tmp_path / "games.yaml", load_registry(), text=text.replace(old, new))
+        load_config(tmp_path / "games.yaml", load_registry(), text=text.replace(old, new))
     assert line in {problem.line for problem in error.value.problems}
 
 
 def test_routes_share_a_lookup_or_name_their_own(tmp_path: Path) -> None:
     text = CONFIG.format(lake=tmp_path, table="silver.billing", on="event.gamer", columns="plan")
     more = text[text.index("  - name: r\n") :].replace("name: r\n", "name: s\n")
-    load(tmp_path / "games.yaml", load_registry(), text=text + more)
+    load_config(tmp_path / "games.yaml", load_registry(), text=text + more)
     with pytest.raises(ConfigError) as error:
-        load(tmp_path / "games.yaml", load_registry(), text=text + more.replace("event.gamer", "event.n"))
+        load_config(tmp_path / "games.yaml", load_registry(), text=text + more.replace("event.gamer", "event.n"))
     assert [problem.path for problem in error.value.problems] == ["routes.1.lookup.0.name"]
 
 
@@ -276,7 +276,7 @@ def test_route_tests_give_the_rows(spark: SparkSession, tmp_path: Path) -> None:
         "    records: [{event: {gamer: ann, n: 1}}, {event: {gamer: bob, n: 2}}]\n"
         "    expect: {tables: {silver.played: [{gamer: ann, plan: gold}, {gamer: bob, plan: null}]}}\n"
     )
-    (result,) = run_tests(load(file, load_registry()), load_tests(cases), spark)
+    (result,) = run_tests(load_config(file, load_registry()), load_tests(cases), spark)
     assert result.faults == ()
 
 

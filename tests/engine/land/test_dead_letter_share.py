@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from router.config.loader import load
+from router.config.loader import load_config
 from router.delta.lake import Lake
 from router.engine.stream import RunOptions, run
 from router.errors import BatchError, ConfigError
@@ -42,7 +42,7 @@ def drain(
         f"decode: {{json: {{schema: 'amount {kind}'}}}}\nroutes: [{ROUTE % ('x', 'x')}, {ROUTE % ('y', 'y')}]\n"
         f"dead_letters: {dead_letters}\ntrigger: {{once: true}}\n"
     )
-    return run(load(folder / "games.yaml", REGISTRY, text=text), REGISTRY, spark, RunOptions(accept=accept))
+    return run(load_config(folder / "games.yaml", REGISTRY, text=text), REGISTRY, spark, RunOptions(accept=accept))
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from router import StartError
-from router.config.loader import load
+from router.config.loader import load_config
 from router.delta.lake import Lake
 from router.engine.stream import run
 from router.registry import load_registry
@@ -42,7 +42,7 @@ def drain(spark: SparkSession, tmp_path: Path) -> Callable[..., None]:
 
     def drain(select: str = "['event.*']") -> None:
         text = YAML.format(folder=tmp_path, select=select)
-        run(load(tmp_path / "deep.yaml", registry, environ={}, text=text), registry, spark)
+        run(load_config(tmp_path / "deep.yaml", registry, environ={}, text=text), registry, spark)
 
     return drain
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from router.config.loader import load
+from router.config.loader import load_config
 from router.delta.lake import Lake
 from router.engine import decision
 from router.engine.stream import RunOptions, run
@@ -67,7 +67,7 @@ def ids(folder: Path, table: str) -> list[int]:
 
 def loaded_of(folder: Path, text: str) -> tuple[Loaded, Registry]:
     registry = load_registry()
-    return load(folder / "deep.yaml", registry, environ={}, text=text), registry
+    return load_config(folder / "deep.yaml", registry, environ={}, text=text), registry
 
 
 def dead_letters(folder: Path) -> list[tuple[str, str, int]]:

@@ -15,7 +15,7 @@ import yaml
 from pyspark.sql import functions as F
 
 from router import Decoder, Preparation
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Route
 from router.delta.lake import Lake
 from router.delta.unreadable_values import NULL_PARTITION, TAKEN_BY_NULL, unreadable_values
@@ -206,7 +206,7 @@ def test_values_of_a_file_that_readers_refuse_are_rescued(spark: SparkSession, t
         "trigger": {"once": True},
     }
     registry = load_registry()
-    run(load(tmp_path / "files.yaml", registry, environ={}, text=yaml.safe_dump(content)), registry, spark)
+    run(load_config(tmp_path / "files.yaml", registry, environ={}, text=yaml.safe_dump(content)), registry, spark)
 
     handle = Lake.at(str(tmp_path / "lake")).open("silver.all")
     assert handle is not None

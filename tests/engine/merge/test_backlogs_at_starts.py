@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from router.config.loader import load
+from router.config.loader import load_config
 from router.engine import ledger
 from router.engine.audit.verify import verify_tables
 from router.engine.merge.backlog import BacklogStore
@@ -159,7 +159,9 @@ def test_a_drained_run_says_that_rows_wait(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/1.json").write_text('{"game": "uno", "gamer": "a"}\n{"game": "uno"}\n')
     (tmp_path / "games.yaml").write_text(CONFIGURATION)
-    config = load(tmp_path / "games.yaml", load_registry()).config.model_copy(update={"lake": f"{tmp_path}/lake"})
+    config = load_config(tmp_path / "games.yaml", load_registry()).config.model_copy(
+        update={"lake": f"{tmp_path}/lake"}
+    )
     (tmp_path / "lake/silver/p").mkdir(parents=True)
     (tmp_path / "lake/silver/p/notes.csv").write_text("mine")
     (tmp_path / "lake/silver/all/_delta_log").mkdir(parents=True)

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql.streaming.query import StreamingQuery
 
 from router import SinkError, StartError
-from router.config.loader import Loaded, load
+from router.config.loader import Loaded, load_config
 from router.config.models import Maintenance, Trigger
 from router.delta.lake import Lake
 from router.delta.maintenance import delete_older
@@ -90,7 +90,7 @@ class Loft:
 
     def loaded(self, schema: str = "n int", retention: str = "168 h") -> Loaded:
         text = YAML.format(folder=self.folder, schema=schema, sink=self.sink, retention=retention)
-        return load(self.folder / "games.yaml", self.registry, environ={}, text=text)
+        return load_config(self.folder / "games.yaml", self.registry, environ={}, text=text)
 
     def flown(self) -> list[int]:
         """Return the events that pigeons took, in order."""

@@ -15,7 +15,7 @@ import pytest
 from google.protobuf import message_factory
 
 from router import Sink, StartError
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Route
 from router.engine.checkpoint_store import LearntSchemas
 from router.engine.outbox.apply import open_sinks
@@ -280,7 +280,7 @@ def configured(folder: Path, name: str, source: Any, decode: Any, sinks: Any) ->
     folder.mkdir(exist_ok=True)
     parts = {"source": source, "decode": decode, "sinks": sinks}
     text = YAML.format(name=name, lake=folder / "lake", **{key: json.dumps(part) for key, part in parts.items()})
-    return load(folder / f"{name}.yaml", load_registry(), environ={}, text=text)
+    return load_config(folder / f"{name}.yaml", load_registry(), environ={}, text=text)
 
 
 @pytest.mark.parametrize("written", ["avro", "protobuf", "json"])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from router import ConfigError
-from router.config.loader import load
+from router.config.loader import load_config
 from router.engine.preflight.check import check_plan
 from router.registry import Registry, load_registry
 
@@ -74,7 +74,7 @@ def check(spark: SparkSession, registry: Registry) -> Check:
 
     def check(text: str) -> tuple[Problem, ...]:
         try:
-            check_plan(load(Path("games.yaml"), registry, environ={}, text=text), registry, spark)
+            check_plan(load_config(Path("games.yaml"), registry, environ={}, text=text), registry, spark)
         except ConfigError as error:
             return error.problems
         return ()
@@ -113,7 +113,7 @@ def test_a_missing_folder_of_the_source_is_said(spark: SparkSession, tmp_path: P
     """Without it the start is the first that tells it. It is no fault: a check may run on another machine."""
     text = GOOD.replace(KAFKA, f"files: {{path: {tmp_path}/nowhere}}")
     registry = load_registry()
-    loaded = load(tmp_path / "games.yaml", registry, environ={}, text=text)
+    loaded = load_config(tmp_path / "games.yaml", registry, environ={}, text=text)
     assert f"a run is refused here: the source has no folder {tmp_path}/nowhere" in check_plan(loaded, registry, spark)
 
     (tmp_path / "nowhere").mkdir()

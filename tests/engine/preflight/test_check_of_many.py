@@ -9,7 +9,7 @@ import pytest
 from deltalake import write_deltalake
 
 from router import ConfigError, StartError
-from router.config.loader import load, load_sound
+from router.config.loader import load_config, load_sound
 from router.config.models import Expectation, Route
 from router.engine.preflight.check import check_plan
 from router.registry import load_registry
@@ -123,7 +123,7 @@ def test_one_round_finds_what_only_spark_can_find(spark: SparkSession, tmp_path:
     """Without it a configuration is mended one mistake, and half a minute of Spark's start, at a time."""
     registry = load_registry()
     text = FAULTY.replace("LAKE", str(tmp_path / "lake"))
-    loaded = load(tmp_path / "games.yaml", registry, environ={}, text=text)
+    loaded = load_config(tmp_path / "games.yaml", registry, environ={}, text=text)
     with pytest.raises(ConfigError) as caught:
         check_plan(loaded, registry, spark)
     found = [(problem.line, problem.path, problem.what) for problem in caught.value.problems]
@@ -156,7 +156,7 @@ def test_mistakes_of_structure_hide_none_that_only_spark_can_find(spark: SparkSe
     file.write_text(text)
     registry = load_registry()
     with pytest.raises(ConfigError) as caught:
-        load(file, registry)
+        load_config(file, registry)
     of_structure = caught.value.problems
     rest = load_sound(file, registry, of_structure)
     assert rest is not None
@@ -207,7 +207,7 @@ FAULTS_OF_TYPES = [
 def assert_told(text: str, faults: list[tuple[str, str]], spark: SparkSession, folder: Path) -> None:
     """Check that a configuration has these faults, in this order: the place of each, and words in it."""
     registry = load_registry()
-    loaded = load(folder / "games.yaml", registry, environ={}, text=text.replace("LAKE", str(folder / "lake")))
+    loaded = load_config(folder / "games.yaml", registry, environ={}, text=text.replace("LAKE", str(folder / "lake")))
     with pytest.raises(ConfigError) as caught:
         check_plan(loaded, registry, spark)
     found = [(problem.path, problem.what) for problem in caught.value.problems]
@@ -292,7 +292,7 @@ def test_a_view_of_a_table_that_nothing_makes_is_named(spark: SparkSession, tmp_
     # A table of before `select` had the other columns: the next batch gives it these.
     write_deltalake(tmp_path / "lake" / "silver" / "all_bets", pa.table({"customer": ["a"]}))
     text = (ROUTES + GOOD_VIEWS).replace("LAKE", str(tmp_path / "lake"))
-    loaded = load(tmp_path / "games.yaml", registry, environ={}, text=text)
+    loaded = load_config(tmp_path / "games.yaml", registry, environ={}, text=text)
 
     told = check_plan(loaded, registry, spark)
 

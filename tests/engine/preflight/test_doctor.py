@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from router import registry as parts_on_offer
 from router.cli import commands
-from router.config.loader import load
+from router.config.loader import load_config
 from router.engine.preflight import doctor
 from router.engine.preflight.doctor import diagnose_clocks, diagnose_memory, diagnose_storage, memory_limit
 from router.errors import StartError
@@ -187,7 +187,7 @@ def test_a_bucket_that_spark_has_to_reach_is_named(
     tmp_path: Path, checkpoint: str | None, jars: str | None, states: list[str]
 ) -> None:
     """Without it the doctor finds nothing, and the start is refused."""
-    loaded = load(configuration(tmp_path, NOWHERE, NOWHERE, "127.0.0.1:1"), parts_on_offer.load_registry([]))
+    loaded = load_config(configuration(tmp_path, NOWHERE, NOWHERE, "127.0.0.1:1"), parts_on_offer.load_registry([]))
     changes = {"lake": "s3://lake/a", "checkpoint": checkpoint, "spark": {"spark.jars.packages": jars} if jars else {}}
     found = [*doctor.diagnose_file_systems(loaded.config.model_copy(update=changes))]
     assert [line.state for line in found] == states

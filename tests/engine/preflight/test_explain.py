@@ -14,7 +14,7 @@ from router import TableError
 from router.api.sinks import KeyedTable
 from router.api.table_options import NewTable
 from router.cli import commands
-from router.config.loader import load
+from router.config.loader import load_config
 from router.delta.keyed import upsert as module
 from router.delta.keyed.upsert import TableUpsert, upsert
 from router.delta.lake import Lake
@@ -64,7 +64,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def config(file: Path) -> Config:
-    return load(file, load_registry()).config
+    return load_config(file, load_registry()).config
 
 
 def test_a_table_is_explained(file: Path) -> None:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from router import ApplyingSink, Batch, Outcome, SinkError, StartError
 from router.cli.check import check
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Route, View
 from router.delta.table_cache import TableCache
 from router.engine.label.planner import Planner
@@ -238,7 +238,7 @@ def test_check_and_start_say_what_a_change_does(
 
     def loaded(kind: str, table: str = "silver.all") -> Loaded:
         text = YAML.format(folder=tmp_path, kind=kind, table=table)
-        return load(tmp_path / "games.yaml", registry, environ={}, text=text)
+        return load_config(tmp_path / "games.yaml", registry, environ={}, text=text)
 
     assert severities(check_lake(loaded("double"), spark)) == [("safe", ("name",)), ("safe", ("views", 0))]
     assert [path for path in (tmp_path / "lake").rglob("*") if path.is_file()] == [], "a check writes nothing"
@@ -270,7 +270,7 @@ def test_check_and_start_say_what_a_change_does(
     for (old, new), expected in rows.items():
         text = YAML.format(folder=tmp_path, kind="double", table="silver.all")
         assert old in text
-        changed_file = load(tmp_path / "games.yaml", registry, environ={}, text=text.replace(old, new))
+        changed_file = load_config(tmp_path / "games.yaml", registry, environ={}, text=text.replace(old, new))
         changes = severities(check_lake(changed_file, spark))
         assert changes == [] if expected is None else expected in changes, (new, changes)
 

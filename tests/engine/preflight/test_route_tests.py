@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from router import StartError
-from router.config.loader import load
+from router.config.loader import load_config
 from router.engine.preflight.route_tests import RouteTests, load_tests, run_tests
 from router.registry import load_registry
 
@@ -56,7 +56,7 @@ def judge(spark: SparkSession, tmp_path: Path) -> Judge:
     )
 
     def judge(*records: dict[str, Any], **expect: Any) -> tuple[str, ...]:
-        loaded = load(tmp_path / "games.yaml", load_registry([plugin]), text=CONFIGURATION)
+        loaded = load_config(tmp_path / "games.yaml", load_registry([plugin]), text=CONFIGURATION)
         tests = RouteTests.model_validate({"tests": [{"name": "case", "records": records, "expect": expect}]})
         (result,) = run_tests(loaded, tests, spark)
         return result.faults
@@ -122,7 +122,7 @@ def test_a_dead_letter_that_is_not_expected_fails(judge: Judge) -> None:
     ids=["no schemas", "unknown field", "a file that is not among the schemas", "a file that is not there"],
 )
 def test_an_event_that_cannot_be_written_says_why(spark: SparkSession, schemas: Any, record: Any, told: str) -> None:
-    loaded = load(ROUTES / "games.yaml", load_registry(), environ={})
+    loaded = load_config(ROUTES / "games.yaml", load_registry(), environ={})
     case = {"name": "case", "records": [record], "expect": {}}
     tests = RouteTests.model_validate({"schemas": schemas, "tests": [case]})
 
@@ -143,7 +143,7 @@ SHIPPED = [
 @pytest.mark.parametrize("path", SHIPPED)
 def test_the_routes_that_we_ship_do_what_their_tests_say(spark: SparkSession, path: Path) -> None:
     tests = load_tests(path)
-    loaded = load(tests.tested(path), load_registry(), environ=tests.variables)
+    loaded = load_config(tests.tested(path), load_registry(), environ=tests.variables)
     results: list[CaseResult] = list(run_tests(loaded, tests, spark))
 
     assert not [result for result in results if result.faults]

@@ -12,7 +12,7 @@ import yaml
 from click.testing import CliRunner
 
 from router.cli import commands
-from router.config.loader import load
+from router.config.loader import load_config
 from router.engine.preflight.sizing import Constants, Load, size
 from router.errors import StartError
 from router.registry import load_registry
@@ -87,7 +87,7 @@ def test_the_page_has_the_figures_of_the_constants() -> None:
 def config(tmp_path: Path) -> Config:
     path = tmp_path / "x.yaml"
     path.write_text(TEXT)
-    return load(path, load_registry()).config
+    return load_config(path, load_registry()).config
 
 
 def test_twice_the_rate_takes_twice_the_cores(config: Config) -> None:
@@ -132,7 +132,7 @@ def test_what_is_not_counted_is_said(tmp_path: Path) -> None:
     text = TEXT.replace('{tables: "silver.{event.game}"}', "{upsert: {table: silver.p, keys: [event.game]}}")
     view = "{name: v, into: gold.v, from: silver.p, sql: 'SELECT count(*) AS n FROM source'}"
     path.write_text(f"{text}views: [{view}]\n")
-    drivers = " ".join(size(load(path, load_registry()).config, Load(1000, 10, 1)).cost_drivers)
+    drivers = " ".join(size(load_config(path, load_registry()).config, Load(1000, 10, 1)).cost_drivers)
     assert "upserts" in drivers
     assert "views" in drivers
 
@@ -150,7 +150,7 @@ def test_longer_batches_make_fewer_files_and_requests(config: Config) -> None:
 def test_a_merge_needs_memory_for_its_table(config: Config, tmp_path: Path) -> None:
     path = tmp_path / "upsert.yaml"
     path.write_text(TEXT.replace('{tables: "silver.{event.game}"}', "{upsert: {table: silver.p, keys: [event.game]}}"))
-    merging = load(path, load_registry()).config
+    merging = load_config(path, load_registry()).config
     assert size(config, Load(1000, 10, 1, table_rows=5_000_000)).merge_memory == 0
     assert size(merging, Load(1000, 10, 1, table_rows=5_000_000)).merge_memory == pytest.approx(1.1e9, rel=0.01)
 

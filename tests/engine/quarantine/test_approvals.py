@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from deltalake import CommitProperties, Transaction, write_deltalake
 
 import router.cli
-from router.config.loader import load
+from router.config.loader import load_config
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.quarantine.table import Place, list_quarantined, pending_releases
@@ -44,7 +44,7 @@ TIME = datetime(2026, 1, 1, tzinfo=timezone.utc)
 def config(tmp_path: Path) -> Config:
     path = tmp_path / "games.yaml"
     path.write_text(YAML.format(folder=tmp_path))
-    return load(path, load_registry(), environ={}).config
+    return load_config(path, load_registry(), environ={}).config
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import router.cli
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Route
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
@@ -244,7 +244,7 @@ def test_an_approval_is_carried_out_at_the_next_start(spark: SparkSession, tmp_p
         for line in lines:
             (tmp_path / "in" / f"{len(list((tmp_path / 'in').iterdir()))}.txt").write_text(line)
         config.write_text(YAML.format(folder=tmp_path, schema=schema))
-        return run(load(config, registry, environ={}), registry, spark)
+        return run(load_config(config, registry, environ={}), registry, spark)
 
     def command(*arguments: str, of: tuple[str, ...] = ("quarantine", "approve")) -> str:
         result = CliRunner().invoke(router.cli.commands, [*of, str(config), *arguments])
@@ -267,7 +267,7 @@ def test_an_approval_is_carried_out_at_the_next_start(spark: SparkSession, tmp_p
 
     assert start("n int, b string") == []
     table = quarantine.Place("all", "delta", "silver.all")
-    lake = Query(load(config, registry, environ={}).config, spark).lake
+    lake = Query(load_config(config, registry, environ={}).config, spark).lake
     assert lake.open(table.table).to_pyarrow_table().sort_by("n").to_pylist() == [
         {"n": 1, "b": None},
         {"n": 2, "b": "x"},

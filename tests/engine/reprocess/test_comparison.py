@@ -78,12 +78,12 @@ class Pair:
 
     def rows(self, spark: SparkSession, **words: str) -> tuple[dict[tuple[str, int], dict[str, Any]], set[int]]:
         """Return the rows of a run into a lake of its own, by table and offset, and the offsets of its dead letters."""
-        from router.config.loader import load
+        from router.config.loader import load_config
         from router.engine.stream import run
         from router.registry import load_registry
 
         registry = load_registry([self.folder / "flock.py"])
-        run(load(self.write("run.yaml", **words), registry, environ={}), registry, spark)
+        run(load_config(self.write("run.yaml", **words), registry, environ={}), registry, spark)
         lake = Lake.at(f"{self.folder}/lake")
         found = {}
         for table in ("silver.uno", "silver.chess", "outbox.games__all__upsert", "outbox.games__all__flock"):

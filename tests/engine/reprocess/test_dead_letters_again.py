@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from deltalake import CommitProperties, write_deltalake
 
 import router.cli
-from router.config.loader import load
+from router.config.loader import load_config
 from router.delta.lake import Lake
 from router.engine import ledger
 from router.engine.audit.verify import verify_tables
@@ -99,7 +99,7 @@ class Stages:
         (self.folder / name).write_text("".join(f"{line}\n" for line in lines))
         (self.folder / name).rename(self.folder / "in" / name)
         registry = load_registry([self.plugin])
-        run(load(self.file, registry, environ={}), registry, self.spark)
+        run(load_config(self.file, registry, environ={}), registry, self.spark)
 
     def replay(self, *arguments: str) -> Result:
         """Run the command, in a terminal that is wide enough."""
@@ -140,8 +140,8 @@ class Stages:
         assert sums["all/flock"]["landed"] == sums["all/flock"]["applied"] + sums["all/flock"]["dead"]
         assert sums["all/flock"]["applied"] == self.flown().total()
         assert sums["high/delta"]["landed"] == len(self.rows("silver.high"))
-        assert [audit.table for audit in verify_tables(load(self.file, load_registry([self.plugin]), environ={}).config)
-                if audit.problems] == []  # fmt: skip
+        config = load_config(self.file, load_registry([self.plugin]), environ={}).config
+        assert [audit.table for audit in verify_tables(config) if audit.problems] == []
 
 
 PLACES = ("batch_id", "partition", "from_offset", "to_offset")

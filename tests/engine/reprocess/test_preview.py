@@ -22,7 +22,7 @@ from deltalake import write_deltalake
 
 import router.cli
 from router.cli.preview import CHANGES
-from router.config.loader import load
+from router.config.loader import load_config
 from router.delta.lake import Lake
 from router.engine.reprocess import preview as module
 from router.engine.spark import session
@@ -105,7 +105,7 @@ class Game:
 
     def runs(self) -> None:
         registry = load_registry([self.folder / "flock.py"])
-        run(load(self.folder / "games.yaml", registry, environ={}), registry, self.spark)
+        run(load_config(self.folder / "games.yaml", registry, environ={}), registry, self.spark)
 
     def preview(self, *arguments: str) -> Result:
         command = ["preview", str(self.folder / "games.yaml"), "--plugin", str(self.folder / "flock.py"), *arguments]

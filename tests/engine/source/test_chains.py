@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from router import StartError
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Trigger
 from router.engine.stream import RunOptions, run
 from router.registry import load_registry
@@ -91,7 +91,9 @@ def test_what_a_view_changes_feeds_routes(spark: SparkSession, tmp_path: Path) -
     first, second, third = written(tmp_path)
 
     def drain(file: Path) -> int:
-        reports = run(load(file, load_registry(())), load_registry(()), spark, RunOptions(trigger=Trigger(once=True)))
+        reports = run(
+            load_config(file, load_registry(())), load_registry(()), spark, RunOptions(trigger=Trigger(once=True))
+        )
         return sum(report.read for report in reports)
 
     with pytest.raises(StartError, match=r"there is no table gold\.players in .* yet"):
@@ -118,7 +120,7 @@ def test_batches_come_at_an_interval(spark: SparkSession, tmp_path: Path, every:
     send(tmp_path, 1, 7)
     stop = threading.Event()
     options = RunOptions(trigger=Trigger(every=every), finished=lambda *_: stop.set(), stop=stop)
-    (report,) = run(load(first, load_registry(())), load_registry(()), spark, options)
+    (report,) = run(load_config(first, load_registry(())), load_registry(()), spark, options)
     assert report.read == 1
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
 
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import KafkaSource
 from router.engine.source.consumer_group import ConsumerGroup, refuse_foreign_group
 from router.engine.source.kafka_client import admin_client
@@ -42,7 +42,7 @@ dead_letters: ops.dead
 def loaded(folder: Path, servers: str, group: str, topic: str = "t", name: str = "games") -> Loaded:
     file = folder / f"{name}.yaml"
     file.write_text(YAML.format(folder=folder, servers=servers, group=group, topic=topic, name=name))
-    return load(file, load_registry(), environ={})
+    return load_config(file, load_registry(), environ={})
 
 
 def committed(servers: str, group: str) -> dict[tuple[str, int], int]:
@@ -152,4 +152,4 @@ def test_brokers_that_are_away_delay_nothing(tmp_path: Path, caplog: pytest.LogC
 
 def test_a_debugging_run_commits_nothing(tmp_path: Path) -> None:
     """Without it a trial moves the offsets that a monitor shows."""
-    refuse_foreign_group(loaded(tmp_path, "127.0.0.1:1", "away").debugged().config)
+    refuse_foreign_group(loaded(tmp_path, "127.0.0.1:1", "away").with_debug_places().config)

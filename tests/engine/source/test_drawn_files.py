@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from router.config.loader import load
+from router.config.loader import load_config
 from router.delta.lake import Lake
 from router.engine.audit.verify import verify_tables
 from router.engine.stream import run
@@ -83,7 +83,9 @@ def test_each_line_is_a_row_or_a_dead_letter(spark: SparkSession, tmp_path: Path
             put(tmp_path, f"{batch}-{file}.{kind}", text)
             lines += text.count("\n") - (kind == "csv")
         files = json.dumps({"path": str(tmp_path / "in"), "format": kind, "schema_hints": "id bigint"})
-        loaded = load(tmp_path / "files.yaml", registry, environ={}, text=YAML.format(folder=tmp_path, files=files))
+        loaded = load_config(
+            tmp_path / "files.yaml", registry, environ={}, text=YAML.format(folder=tmp_path, files=files)
+        )
         run(loaded, registry, spark)
 
     lake = Lake.at(str(tmp_path / "lake"))

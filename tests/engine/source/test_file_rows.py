@@ -20,7 +20,7 @@ from pyarrow import parquet
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import FilesSource, Trigger
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import LearntSchemas
@@ -60,7 +60,7 @@ def drain(spark: SparkSession, tmp_path: Path) -> Drain:
     def drain(kind: str, options: RunOptions | None = None, **files: Any) -> list[BatchReport]:
         given = json.dumps({"path": str(tmp_path / "in"), "format": kind, **files})
         text = YAML.format(folder=tmp_path, files=given)
-        loaded = load(tmp_path / "files.yaml", registry, environ={}, text=text)
+        loaded = load_config(tmp_path / "files.yaml", registry, environ={}, text=text)
         return run(loaded, registry, spark, options)
 
     return drain
@@ -1010,7 +1010,7 @@ def test_route_tests_take_the_hints(spark: SparkSession, tmp_path: Path) -> None
     (tmp_path / "files.yaml").write_text(YAML.format(folder=tmp_path, files=files))
     cases = tmp_path / "files.test.yaml"
     cases.write_text("tests: [{name: one, records: [{event: {id: 1}}], expect: {tables: {silver.all: [{id: 1}]}}}]\n")
-    (result,) = run_tests(load(tmp_path / "files.yaml", load_registry()), load_tests(cases), spark)
+    (result,) = run_tests(load_config(tmp_path / "files.yaml", load_registry()), load_tests(cases), spark)
     assert result.faults == ()
 
 
@@ -1030,7 +1030,7 @@ def test_what_does_not_go_together_is_refused(files: dict[str, Any], decode: str
     """Without it the first batch is full of dead letters."""
     text = YAML.format(folder="x", files=json.dumps({"path": "in", **files})).replace("{rows: {}}", decode)
     with pytest.raises(ConfigError) as error:
-        load(Path("files.yaml"), load_registry(), environ={}, text=text)
+        load_config(Path("files.yaml"), load_registry(), environ={}, text=text)
     assert path in [problem.path for problem in error.value.problems]
 
 

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Producer
 
 from router import StartError
-from router.config.loader import Loaded, load
+from router.config.loader import Loaded, load_config
 from router.config.models import Trigger
 from router.engine.stream import RunOptions, run
 from router.registry import load_registry
@@ -32,7 +32,7 @@ def loaded(folder: Path, broker: EmbeddedKafka, source: str, decode: str = "none
         f"name: games\nlake: {folder}/lake\nsource: {{kafka: {{servers: '{broker.servers}', {source}}}}}\n"
         f"decode: {{{decode}}}\nbronze: bronze.all\ndead_letters: ops.dead\ntrigger: {{once: true}}\n"
     )
-    return load(folder / "games.yaml", REGISTRY, text=text)
+    return load_config(folder / "games.yaml", REGISTRY, text=text)
 
 
 def send(broker: EmbeddedKafka, topic: str) -> None:

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 from deltalake import DeltaTable, write_deltalake
 
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import FilesSource, Route, Trigger
 from router.delta import lake
 from router.delta.lake import Lake
@@ -73,7 +73,7 @@ class Orders:
         """Read what is new; return the number of records."""
         text = self.text()
         registry = load_registry(())
-        loaded = load(self.folder / "orders.yaml", registry, environ={}, text=text)
+        loaded = load_config(self.folder / "orders.yaml", registry, environ={}, text=text)
         options = RunOptions(trigger=Trigger(once=True), accept={*accepted})
         return sum(report.read for report in run(loaded, registry, self.spark, options))
 
@@ -365,7 +365,7 @@ def test_a_backfill_keeps_the_order(orders: Orders) -> None:
     assert before == ({1: "new", 2: "new"}, ["new", "paid", "new"])
 
     text = orders.text().replace("silver.", "gold.")
-    loaded = load(orders.folder / "orders.yaml", load_registry(()), environ={}, text=text)
+    loaded = load_config(orders.folder / "orders.yaml", load_registry(()), environ={}, text=text)
     lake = Lake.at(str(orders.folder / "lake"))
     checkpoint = Lake.at(str(orders.folder / orders.checkpoint))
     made = Backfill(ReprocessContext(loaded.config, orders.spark, lake, checkpoint, "fingerprint", orders.folder))

@@ -18,7 +18,7 @@ import requests
 from confluent_kafka import Producer
 
 from router import StartError
-from router.config.loader import load
+from router.config.loader import load_config
 from router.delta.lake import Lake
 from router.engine.stream import run
 from router.registry import load_registry
@@ -154,7 +154,7 @@ def test_confluent_cloud(
     environ = {"BOOTSTRAP": "-", "API_KEY": "key", "API_SECRET": "secret", "REGISTRY": url}
     environ |= {"REGISTRY_KEY": "reader", "REGISTRY_SECRET": "hush"}
     registry = load_registry()
-    loaded = load(tmp_path / "games.yaml", registry, environ=environ, text=f"{text}trigger: {{once: true}}\n")
+    loaded = load_config(tmp_path / "games.yaml", registry, environ=environ, text=f"{text}trigger: {{once: true}}\n")
     (report,) = run(loaded, registry, spark)
     table = Lake.at(str(tmp_path / "lake")).open("silver.uno")
     assert (report.read, report.failed) == (1, 0)
@@ -172,7 +172,7 @@ def test_event_hubs(spark: SparkSession, secured: SecuredKafka, tmp_path: Path) 
     text += f"name: hub\nlake: {tmp_path}/lake\ndecode: {{none: {{}}}}\nbronze: bronze.all\ndead_letters: ops.dead\n"
     environ = {"NAMESPACE": "-", "CONNECTION_STRING": LOGINS["$ConnectionString"]}
     registry = load_registry()
-    loaded = load(tmp_path / "hub.yaml", registry, environ=environ, text=f"{text}trigger: {{once: true}}\n")
+    loaded = load_config(tmp_path / "hub.yaml", registry, environ=environ, text=f"{text}trigger: {{once: true}}\n")
     (report,) = run(loaded, registry, spark)
     assert report.read == 1
 
@@ -208,7 +208,7 @@ def test_missing_rights_are_named(spark: SparkSession, secured: SecuredKafka, tm
     text += "decode: {none: {}}\nbronze: bronze.all\ndead_letters: ops.dead\ntrigger: {once: true}\n"
     environ = {"BOOTSTRAP": "-", "API_KEY": "guest", "API_SECRET": LOGINS["guest"]}
     registry = load_registry()
-    loaded = load(tmp_path / "games.yaml", registry, environ=environ, text=text)
+    loaded = load_config(tmp_path / "games.yaml", registry, environ=environ, text=text)
     with pytest.raises(
         StartError, match=r"the user of the source read private: .*; give this user Read and Describe"
     ) as refused:
@@ -222,5 +222,5 @@ def test_the_pages_load(tmp_path: Path) -> None:
     names = ("BOOTSTRAP", "API_KEY", "API_SECRET", "REGISTRY_KEY", "REGISTRY_SECRET", "NAMESPACE", "CONNECTION_STRING")
     environ = {**dict.fromkeys(names, "x"), "REGISTRY": "http://127.0.0.1:1"}
     for number, more in ((0, ""), (1, rest), (2, rest)):
-        loaded = load(tmp_path / "x.yaml", load_registry(), environ=environ, text=page(number) + more)
+        loaded = load_config(tmp_path / "x.yaml", load_registry(), environ=environ, text=page(number) + more)
         assert "SharedAccessKey" not in repr(loaded.config)

@@ -17,7 +17,7 @@ from deltalake import write_deltalake
 from pyspark.sql.classic.dataframe import DataFrame
 
 from router import RAW_SCHEMA, Decoder, StartError
-from router.config.loader import Loaded, load
+from router.config.loader import Loaded, load_config
 from router.config.models import Config, FilesSource, FormatSource, KafkaSource, Source
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore
@@ -125,7 +125,7 @@ def drain(spark: SparkSession, registry: Registry, tmp_path: Path) -> Drain:
 
     def drain(source: dict[str, Any], decode: str = "") -> tuple[Lake, list[Any]]:
         text = YAML.format(lake=tmp_path / "lake", source=json.dumps(source))
-        loaded: Loaded = load(tmp_path / "games.yaml", registry, environ={}, text=text)
+        loaded: Loaded = load_config(tmp_path / "games.yaml", registry, environ={}, text=text)
         return Lake.at(str(tmp_path / "lake")), run(loaded, registry, spark)
 
     return drain
@@ -446,7 +446,7 @@ def test_kafka_records_arrive_whole_and_in_bounded_batches(drain: Drain, topics:
 def test_a_pattern_that_only_java_reads_is_read_as_spark_does(spark: SparkSession, topics: EmbeddedKafka) -> None:
     """Without it a stream with such a pattern never starts again after its checkpoint was lost."""
     kafka = KafkaSource(servers=topics.servers, pattern="\\p{L}+-[ab]")
-    assert kafka.reads("source-a") is None
+    assert kafka.reads_topic("source-a") is None
     assert source.complete_offsets(spark, kafka, {"source-a": {1: 7}}) == {
         "source-a": {0: source.EARLIEST, 1: 7},
         "source-b": {0: source.EARLIEST},

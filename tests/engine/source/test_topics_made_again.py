@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from router import StartError
-from router.config.loader import Loaded, load
+from router.config.loader import Loaded, load_config
 from router.engine.checkpoint_store import lake_and_checkpoint
 from router.engine.commit.committers import Committers
 from router.engine.start.lost_records import LostRecords
@@ -44,7 +44,7 @@ def configured(folder: Path, broker: EmbeddedKafka, source: str) -> Loaded:
     )
     file = folder / "games.yaml"
     file.write_text(text)
-    return load(file, REGISTRY)
+    return load_config(file, REGISTRY)
 
 
 def send(broker: EmbeddedKafka, topic: str, rows: int, of: str, *, at: int = 0) -> None:

@@ -15,7 +15,7 @@ import pytest
 from pyarrow import parquet
 
 from router import StartError
-from router.config.loader import load
+from router.config.loader import load_config
 from router.delta.lake import Lake
 from router.engine.audit.verify import verify_tables
 from router.engine.stream import run
@@ -92,7 +92,7 @@ class Source:
         decode = "{json: {schema: id bigint}}" if self.kind == "lines" else "{rows: {}}"
         file = self.folder / "files.yaml"
         file.write_text(YAML.format(folder=self.folder, files=given, decode=decode))
-        loaded = load(file, registry, environ={})
+        loaded = load_config(file, registry, environ={})
         run(loaded, registry, self.spark)
         problems = [problem for audit in verify_tables(loaded.config, contents=True) for problem in audit.problems]
         assert problems == []
@@ -187,7 +187,7 @@ def test_other_formats_refuse_names_that_are_patterns(spark: SparkSession, tmp_p
     (tmp_path / "files.yaml").write_text(text.replace("{files: }", format_source))
     registry = load_registry()
     with pytest.raises(StartError, match=r"b%5B1%5D\.txt\.gz: beside a file of such a name Spark reads others twice"):
-        run(load(tmp_path / "files.yaml", registry, environ={}), registry, spark)
+        run(load_config(tmp_path / "files.yaml", registry, environ={}), registry, spark)
     assert source.rows("silver.all", "id") == []
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pyspark
 import pytest
 
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.yaml_tree import parse_yaml
 from router.engine.spark import connectors
 from router.engine.spark.connectors import (
@@ -62,7 +62,7 @@ def test_a_configuration_asks_for_the_connectors_that_it_uses(
     """Without it a start fails for a Kafka connector that nobody needs."""
     path = tmp_path / "x.yaml"
     path.write_text(text_of(source, decode))
-    assert connectors_of(load(path, load_registry()).config) == wanted
+    assert connectors_of(load_config(path, load_registry()).config) == wanted
     root, _ = parse_yaml(path.read_text(), "x.yaml")
     assert root is not None
     assert connectors_in(root) == wanted  # what a JVM is started with before plugins are imported

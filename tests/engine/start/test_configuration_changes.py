@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 
 from router import StartError
 from router.cli.check import check
-from router.config.loader import load
+from router.config.loader import load_config
 from router.delta.lake import Lake
 from router.engine.stream import run
 from router.registry import load_registry
@@ -54,7 +54,7 @@ def start(spark: SparkSession, tmp_path: Path) -> Run:
         for old, new in changes:
             assert old in text
             text = text.replace(old, new)
-        loaded = load(tmp_path / "games.yaml", registry, environ={}, text=text)
+        loaded = load_config(tmp_path / "games.yaml", registry, environ={}, text=text)
         run(loaded, registry, spark)
         return loaded.fingerprint
 
@@ -117,7 +117,7 @@ def test_topics_come_and_go(spark: SparkSession, broker: EmbeddedKafka, tmp_path
     def read(topics: str) -> int:
         source = f"kafka: {{servers: '{broker.servers}', topics: {topics}}}"
         text = YAML.format(folder=tmp_path).replace(f"files: {{path: {tmp_path}/in}}", source)
-        loaded = load(tmp_path / "games.yaml", load_registry(), environ={}, text=text)
+        loaded = load_config(tmp_path / "games.yaml", load_registry(), environ={}, text=text)
         return sum(report.read for report in run(loaded, load_registry(), spark))
 
     assert read("[changes-a]") == 1

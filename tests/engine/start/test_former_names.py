@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from router import ApplyingSink, Batch, ConfigError, Outcome, SinkError, StartError
-from router.config.loader import load
+from router.config.loader import load_config
 from router.engine import ledger
 from router.engine.audit.verify import verify_tables
 from router.engine.preflight.lake_changes import refuse_changes
@@ -187,8 +187,8 @@ def test_a_former_name_has_one_heir(lines: tuple[str, ...]) -> None:
     """Without it two routes send the rows of one outbox."""
     text = YAML + "\n".join(lines) + "\n"
     with pytest.raises(ConfigError) as refused:
-        load(Path("games.yaml"), load_registry(), environ={}, text=text)
+        load_config(Path("games.yaml"), load_registry(), environ={}, text=text)
     (problem,) = refused.value.problems
     assert "or were" in problem.what or "or was" in problem.what
     good = text.replace(", was: old", "").replace("was: a_b", "was: c").replace(", was: tables", "")
-    assert load(Path("games.yaml"), load_registry(), environ={}, text=good).config.routes
+    assert load_config(Path("games.yaml"), load_registry(), environ={}, text=good).config.routes

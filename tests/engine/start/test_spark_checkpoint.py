@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from router.api.sinks import Applied
-from router.config.loader import load
+from router.config.loader import load_config
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore, Manifest, QueryNote
 from router.engine.outbox.apply import kept_parts
@@ -51,7 +51,7 @@ class Notes:
     def __init__(self, folder: Path, source: str = KAFKA.format(start="")) -> None:
         file = folder / "games.yaml"
         file.write_text(TEXT.format(lake=folder / "lake", source=source))
-        self.config = load(file, load_registry()).config
+        self.config = load_config(file, load_registry()).config
         self.lake, self.checkpoint = Lake.at(str(folder / "lake")), Lake.at(str(folder / "checkpoint"))
         self.notes = SparkNotes(self.checkpoint)
         self.store = CheckpointStore(self.checkpoint, "run-1")

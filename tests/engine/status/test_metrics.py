@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router.api.parts import BatchReport
 from router.api.sinks import ApiState, Applied
-from router.config.loader import load
+from router.config.loader import load_config
 from router.delta.commit import TableCommit
 from router.delta.staged_files import StagedFile
 from router.engine.balance import Partition
@@ -46,7 +46,7 @@ def board(tmp_path: Path) -> StatusBoard:
     made = StatusBoard("games")
     file = tmp_path / "expected.yaml"
     file.write_text(EXPECTED)
-    made.configured(load(file, load_registry(), environ={}).config)
+    made.configured(load_config(file, load_registry(), environ={}).config)
     made.enter("running")
     made.source_is_at({("events", 0): 25}, {("events", 0): 30})
     made.finished(BatchReport("games", 0, 10, 9, 1, 2, 3, 2, 4, {"land": 1.5}, routes={HOSTILE: {"landed": 6}}))
@@ -140,6 +140,6 @@ def test_series_of_tables_can_be_none(board: StatusBoard, tmp_path: Path) -> Non
         "routes: [{name: a, match: {sql: 'true'}, sinks: [{delta: silver.a}]}]\ndead_letters: ops.dead\n"
         "metrics: {tables_at_most: 0}\n"
     )
-    at_most = load(file, load_registry(), environ={}).config.metrics.tables_at_most
+    at_most = load_config(file, load_registry(), environ={}).config.metrics.tables_at_most
     found = samples(metrics_text(board.snapshot(), at_most).decode())
     assert [labels for labels, _ in found["router_quarantined_rows"]] == [{"table": OTHERS}]

@@ -16,7 +16,7 @@ from deltalake import write_deltalake
 
 from router import ApiState, StartError
 from router.api.sinks import Applied
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import KafkaSource, Metrics, Ui
 from router.delta.commit import TableCommit
 from router.delta.lake import Lake
@@ -61,7 +61,7 @@ NOW = datetime.now(timezone.utc)
 def config(tmp_path: Path) -> Config:
     file = tmp_path / "games.yaml"
     file.write_text(TEXT.format(folder=tmp_path))
-    return load(file, load_registry(), environ={}).config
+    return load_config(file, load_registry(), environ={}).config
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from confluent_kafka import Producer
 
 from router.cli import commands
-from router.config.loader import load
+from router.config.loader import load_config
 from router.engine import stream
 from router.engine.quarantine import table as quarantine
 from router.engine.status.board import StatusBoard
@@ -67,7 +67,7 @@ def ran(folder: Path, spark: SparkSession, otherwise: str, sink: str = SINKS["ta
     file.write_text(YAML.format(folder=folder, otherwise=otherwise, sink=sink))
     registry = load_registry(())
     board = StatusBoard("games")
-    run(load(file, registry, environ={}), registry, spark, RunOptions(status=board))
+    run(load_config(file, registry, environ={}), registry, spark, RunOptions(status=board))
     return board
 
 
@@ -109,7 +109,7 @@ def test_views_and_merged_tables_are_told(folder: Path, spark: SparkSession, com
     file.write_text(f"{text[:sinks]}{upsert}{text[sinks:]}{view}commit: {commit}\n")
     registry = load_registry(())
     board = StatusBoard("games")
-    run(load(file, registry, environ={}), registry, spark, RunOptions(status=board))
+    run(load_config(file, registry, environ={}), registry, spark, RunOptions(status=board))
 
     snapshot = board.snapshot()
     tables = {table.table: table for table in snapshot.tables}
@@ -131,7 +131,7 @@ def test_a_view_that_fails_ends_a_run_with_1_and_stays_seen(folder: Path, spark:
     )
     file.write_text(YAML.format(folder=folder, otherwise="warn", sink=SINKS["tables"]) + view)
     registry = load_registry(())
-    loaded = load(file, registry, environ={})
+    loaded = load_config(file, registry, environ={})
     with pytest.raises(ViewError, match="nothing") as failed:
         run(loaded, registry, spark)
     assert failed.value.exit_code == 1
@@ -155,7 +155,7 @@ def test_a_run_that_fails_says_why(folder: Path, spark: SparkSession) -> None:
         text = YAML.format(folder=folder, otherwise="fail", sink=SINKS["tables"])
         file.write_text(f'{text}on_failure: {{webhook: "{receiver.url}"}}\n')
         with pytest.raises(RouterError):
-            run(load(file, registry, environ={}), registry, spark, RunOptions(status=board))
+            run(load_config(file, registry, environ={}), registry, spark, RunOptions(status=board))
 
     assert receiver.events() == ["stopped"]
     assert "numbered on 1 rows" in receiver.messages[0]["cause"]
@@ -181,7 +181,7 @@ def test_an_api_that_is_down_is_told_without_ui(folder: Path, spark: SparkSessio
     with receiving() as receiver, ThreadPoolExecutor(1) as pool:
         file.write_text(f'{text}on_failure: {{webhook: "{receiver.url}"}}\n')
         options = RunOptions(status=StatusBoard("games"), stop=stop)
-        running = pool.submit(run, load(file, registry, environ={}), registry, spark, options)
+        running = pool.submit(run, load_config(file, registry, environ={}), registry, spark, options)
         try:
             receiver.wait_for(1, seconds=90)
         finally:
@@ -224,7 +224,7 @@ def test_a_table_that_works_again_is_told_without_a_batch(
         pytest.fail(f"blocked are {blocked()}, not {tables}")
 
     with ThreadPoolExecutor(1) as pool:
-        loaded = load(file, registry, environ={})
+        loaded = load_config(file, registry, environ={})
         running = pool.submit(run, loaded, registry, spark, RunOptions(status=board, stop=stop))
         try:
             wait_for(["silver.uno"])
@@ -251,7 +251,7 @@ def test_a_run_tells_how_far_a_topic_is_processed(folder: Path, spark: SparkSess
     file.write_text(text.replace(f'files: {{path: "{folder}/in"}}', source))
     registry = load_registry(())
     board = StatusBoard("games")
-    run(load(file, registry, environ={}), registry, spark, RunOptions(status=board))
+    run(load_config(file, registry, environ={}), registry, spark, RunOptions(status=board))
 
     (partition,) = board.snapshot().partitions
     assert (partition.topic, partition.position, partition.end, partition.lag) == (topic, 3, 3, 0)

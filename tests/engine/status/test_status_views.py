@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Metrics, Ui
 from router.delta.lake import Lake
 from router.engine.balance import Partition
@@ -71,7 +71,7 @@ NOTE = Note(
 def config(tmp_path: Path) -> Config:
     file = tmp_path / "games.yaml"
     file.write_text(TEXT.format(folder=tmp_path))
-    return load(file, load_registry(), environ={}).config
+    return load_config(file, load_registry(), environ={}).config
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from router.api.sinks import ApiState
-from router.config.loader import load
+from router.config.loader import load_config
 from router.engine.status import webhook
 from router.engine.status.board import StatusBoard
 from router.engine.status.webhook import failures_reported
@@ -114,7 +114,7 @@ def board() -> StatusBoard:
 def config(folder: Path, url: str) -> Config:
     file = folder / "games.yaml"
     file.write_text(TEXT.format(url=url))
-    return load(file, load_registry(), environ={}).config
+    return load_config(file, load_registry(), environ={}).config
 
 
 def test_a_wait_is_reported_once_and_its_end_too(tmp_path: Path, board: StatusBoard, receiver: Receiver) -> None:

@@ -18,7 +18,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from router.api.columns import holds, quoted, tried
+from router.api.columns import holds_where, quote_identifier, tried
 from router.config.models import Expectation, Route, View
 from router.engine.audit.verify import verify_tables
 from router.engine.views.schedule import refresher
@@ -90,8 +90,8 @@ class Drawn:
         counts = "SELECT table, count(*) AS n, max(place) AS last FROM source GROUP BY table"
         # A column of a table that is called `table` is not visible in views.
         names = [name for name in ("k", *self._some_fields(GROUPED), *self._some_fields(GROUPED)) if name != "table"]
-        group = quoted(drawing.chance.choice(names))
-        value = quoted(names[-1])
+        group = quote_identifier(drawing.chance.choice(names))
+        value = quote_identifier(names[-1])
         self.sql = (
             f"SELECT {group} AS g, count({value}) AS n, min({value}) AS lo, max({value}) AS hi FROM source GROUP BY g"
         )
@@ -124,7 +124,7 @@ class Drawn:
             Upsert(
                 table=f"u{number}.keyed",
                 keys=("event.k", *self._some_fields(KEYS)),
-                newest_by=[f"event.{quoted(name)}" for name in self._some_fields(ORDERED)] or "offset",
+                newest_by=[f"event.{quote_identifier(name)}" for name in self._some_fields(ORDERED)] or "offset",
                 history=None if HISTORY & {column.name for column in drawing.fields} else chance.choice([None, "scd2"]),
                 delete_when=chance.choice([None, None, f"offset % {DELETED} = 0"]),
             ),
@@ -148,7 +148,9 @@ class Drawn:
 
     def newest_by(self, sink: Upsert) -> str:
         """Return the field that orders the rows of a sink."""
-        (name,) = [one.name for one in self.drawing.fields if sink.newest_by == (f"event.{quoted(one.name)}",)]
+        (name,) = [
+            one.name for one in self.drawing.fields if sink.newest_by == (f"event.{quote_identifier(one.name)}",)
+        ]
         return name
 
     def is_time(self, name: str) -> bool:
@@ -179,13 +181,13 @@ class Drawn:
         is_event = F.col("event").isNotNull()
         columns = [F.col("offset").alias("place"), F.col("_error").alias("error"), F.col("event")]
         for route in self.routes:
-            columns.append(holds(is_event, F.expr(route.match.where)).alias(f"{route.name}_matches"))
+            columns.append(holds_where(is_event, F.expr(route.match.where)).alias(f"{route.name}_matches"))
             made = [text.rpartition(" AS ") for text in route.select if text != "event.*"]
             # With a condition around it a column may be null, which a struct that is null needs in Arrow.
             row = F.struct("event.*", *[F.when(is_event, F.expr(sql)).alias(name) for sql, _, name in made])
             columns.append(tried(F.when(is_event, row)).alias(f"{route.name}_row"))
             for expectation in route.expect:
-                columns.append(holds(is_event, F.expr(expectation.sql)).alias(f"{route.name}_holds"))
+                columns.append(holds_where(is_event, F.expr(expectation.sql)).alias(f"{route.name}_holds"))
         rows = values(frame.select(*columns).toArrow())
         return {row["place"]: row for row in rows}
 

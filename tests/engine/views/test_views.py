@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import router.cli
 from router import ConfigError
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Route, Trigger, View
 from router.engine.audit.expectation_counts import expectation_counts
 from router.engine.checkpoint_store import lake_and_checkpoint
@@ -374,7 +374,7 @@ def test_views_and_lookups_share_a_query_with_a_name(
     given = {"let": [*LET], "routes": [route], "views": [one, two], "name": "games", "lake": "./lake"}
     given |= {"source": {"files": {"path": "./in"}}, "decode": {"json": {"schema": SCHEMA}}, "dead_letters": "ops.dead"}
     file.write_text(yaml.safe_dump(given | {"routes": [{**route, "select": ["event.*", "payer.tier"]}]}))
-    config = load(file, load_registry(())).config
+    config = load_config(file, load_registry(())).config
     a, b = config.views
     write_deltalake(tmp_path / "lake/crm/players", pa.table({"id": [1, 2, 3], "tier": ["gold", None, "gold"]}))
     lake = Lake(make_query, tmp_path)
@@ -382,7 +382,7 @@ def test_views_and_lookups_share_a_query_with_a_name(
     lake.take(event("uno", 1, 1), event("uno", 2, 2), event("go", 3, 9))
     assert [(row["id"], row.get("tier")) for row in lake.query.rows("silver.uno")] == [(1, "gold"), (2, None)]
     refresher = lake.refresher  # one that goes on, with its session
-    assert [(refresher.refresh(each).way, each.joined) for each in (a, b)] == [("full", {"crm.players"})] * 2
+    assert [(refresher.refresh(each).way, each.joined_tables) for each in (a, b)] == [("full", {"crm.players"})] * 2
     assert lake.query.rows("gold.uno_paid") == [{"table": "uno", "tier": "gold", "n": 1}]
     assert lake.query.rows("gold.tiers") == [{"tier": "gold", "payers": 2}]
     assert refresher.plan(b).why == "it reads tiers in place of `source`"
@@ -400,7 +400,7 @@ def test_views_and_lookups_share_a_query_with_a_name(
     ):
         file.write_text(yaml.safe_dump({**given, key: wrong}))
         with pytest.raises(ConfigError, match=said):
-            load(file, load_registry(()))
+            load_config(file, load_registry(()))
     bad = View.model_validate({**one, "let": [{**PAYING, "sql": "SELECT nothing FROM who"}]})
     with pytest.raises(ViewError, match="nothing"):
         lake.refresh(bad)
@@ -690,7 +690,7 @@ def test_a_view_in_python_follows_like_one_in_sql(make_query: MakeQuery, tmp_pat
     plugin, file = tmp_path / "totals.py", tmp_path / "views.yaml"
     plugin.write_text(PLUGIN)
     file.write_text(FILE + "  - {name: a, from: silver.*, query: {totals: {least: 2}}, into: 'top.{table}'}")
-    (one,) = load(file, load_registry((plugin,))).config.views
+    (one,) = load_config(file, load_registry((plugin,))).config.views
     lake = Lake(make_query, tmp_path)
     lake.take(event("uno", 1), event("uno", 2), event("uno", 3))
     assert lake.refresh(one).way == "full"
@@ -699,7 +699,7 @@ def test_a_view_in_python_follows_like_one_in_sql(make_query: MakeQuery, tmp_pat
     assert [(r["gamer"], r["total"]) for r in lake.query.rows("top.uno")] == [(1, 2.0), (2, 0.5)]
     plugin.write_text(PLUGIN.replace("least:", "other:"))
     with pytest.raises(ConfigError, match="least"):
-        load(file, load_registry((plugin,)))
+        load_config(file, load_registry((plugin,)))
 
 
 def test_a_schedule_refreshes_after_batches_and_goes_on_after_faults(make_query: MakeQuery, tmp_path: Path) -> None:
@@ -800,7 +800,7 @@ def test_what_cannot_be_is_said_with_its_place(tmp_path: Path, views: str, said:
     file = tmp_path / "views.yaml"
     file.write_text(FILE + views)
     with pytest.raises(ConfigError) as caught:
-        load(file, load_registry(()))
+        load_config(file, load_registry(()))
     assert said in str(caught.value)
 
 
@@ -818,8 +818,8 @@ def test_a_run_that_ends_leaves_gold_behind(spark: SparkSession, tmp_path: Path)
     (tmp_path / "in" / "a.json").write_text(
         '{"game": "uno", "id": 1}\n{"game": "uno", "id": 2}\n{"game": "go", "id": 3}\n'
     )
-    loaded = load(file, load_registry(())).changed(lake=str(tmp_path / "lake"))
-    loaded = loaded.changed(source=loaded.config.source.model_copy(
+    loaded = load_config(file, load_registry(())).with_fields(lake=str(tmp_path / "lake"))
+    loaded = loaded.with_fields(source=loaded.config.source.model_copy(
         update={"files": loaded.config.source.files.model_copy(update={"path": str(tmp_path / "in")})}  # type: ignore[union-attr]
     ))  # fmt: skip
     run(loaded, load_registry(()), spark, RunOptions(trigger=Trigger(once=True)))

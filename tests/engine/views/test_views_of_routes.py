@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from deltalake import CommitProperties, Transaction, write_deltalake
 
 import router.cli
-from router.config.loader import load
+from router.config.loader import load_config
 from router.config.models import Route, View
 from router.engine.audit.table_states import table_states
 from router.engine.audit.verify import verify_tables
@@ -183,7 +183,7 @@ def test_a_table_that_a_sink_has_left_is_named_and_not_counted(
 
     def configured(table: str) -> Query:
         file.write_text(MOVED.format(lake=tmp_path / "lake", schema=SCHEMA, table=table))
-        config = load(file, load_registry(())).config
+        config = load_config(file, load_registry(())).config
         return make_query(tmp_path, decode=Json(schema=SCHEMA), routes=config.routes, views=config.views)
 
     def take(query: Query, events: Iterable[dict[str, Any]], batch: int) -> None:
@@ -382,7 +382,7 @@ def test_verify_recomputes_views_on_request(
     """Without it the comparison is there, and nobody can ask for it."""
     file = tmp_path / "games.yaml"
     file.write_text(MOVED.format(lake=tmp_path / "lake", schema=SCHEMA, table="silver.orders"))
-    config = load(file, load_registry(())).config
+    config = load_config(file, load_registry(())).config
     query = make_query(tmp_path, decode=Json(schema=SCHEMA), routes=config.routes, views=config.views)
     query.take(records([{"game": "uno", "id": number, "gamer": 1} for number in range(3)]))
     query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
