@@ -156,12 +156,12 @@ def _lineage(config: Config, table: str) -> GraphNode:
 
 
 def _read_counts(config: Config) -> GraphCounts:
-    from router.engine.ledger import totals
+    from router.engine.ledger import read_totals
     from router.engine.preflight.explain import tables_by_sink
     from router.engine.views.note import tables_by_view
 
     views = tables_by_view(config) if config.views else {}
-    return GraphCounts(totals(config), tables_by_sink(config), views=views)
+    return GraphCounts(read_totals(config), tables_by_sink(config), views=views)
 
 
 def ways_through(node: GraphNode, table: str) -> GraphNode | None:

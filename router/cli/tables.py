@@ -70,12 +70,12 @@ def ledger(file: Path, batches: int, list_options: ListOptions, as_json: bool, p
     A replay moves rows: as many fewer are parked, or dead, as it applied. The sums below hold for each batch,
     that of `landed` for outboxes, over all batches. Needs no Spark.
     """
-    from router.engine.ledger import last
+    from router.engine.ledger import read_last_batches
 
     config = load_config(file, load_registry(plugin_files)).config
 
     def read() -> list[Listing]:
-        rows = last(config, batches)
+        rows = read_last_batches(config, batches)
         # The ledger has rows of both kinds: those of the source have no route, those of sinks no partition.
         sources = [_source_row(row) for row in rows if row["read"] is not None]
         sinks = [_sink_row(config, row) for row in rows if row["route"] is not None]
@@ -378,7 +378,7 @@ def maintain(
         tables = [*lake.every_table()]
         for done, table in enumerate(tables):
             tell(done, len(tables))
-            plan = maintenance.plan(table)
+            plan = maintenance.plan_for(table)
             if plan and (not patterns or matches(table, patterns)):
                 rows.append(_maintain(maintenance, table, plan, dry=dry_run))
     if not rows:
@@ -395,7 +395,7 @@ def maintain(
 def _maintain(maintenance: TableMaintenance, table: str, plan: Maintenance, *, dry: bool) -> dict[str, Any]:
     """Maintain one table; return what was done as a row, whose counts are None if it could not be."""
     try:
-        result = maintenance.maintain(table, plan, dry=dry)
+        result = maintenance.maintain_table(table, plan, dry=dry)
     except TableError as error:
         # One table does not keep the others from being maintained; the command ends with 1.
         counts = dict.fromkeys(("files", "into", "statistics", "deleted", "megabytes"))

@@ -66,7 +66,7 @@ SUMS = tuple(name for name in count_names("source") if name in _FIELDS)
 COUNTS_BY_KEY = (*outcome_names("route"), "violated", "rejected")
 
 
-def partitions(counts: Iterable[dict[str, Any]]) -> tuple[Partition, ...]:
+def add_up_partitions(counts: Iterable[dict[str, Any]]) -> tuple[Partition, ...]:
     """Add up the counts of tasks by source partition, sorted."""
     sums: dict[tuple[str, int], Partition] = {}
     for count in counts:
@@ -97,24 +97,24 @@ class UnknownFieldReport:
 
     named: set[str] = field(default_factory=set)
 
-    def report(self, query: str, counted: tuple[Partition, ...]) -> None:
+    def log_new_fields(self, query: str, counted: tuple[Partition, ...]) -> None:
         """Log the fields that no earlier batch had."""
-        for name, count in sorted(keyed(counted, "unknown_fields").items()):
+        for name, count in sorted(sum_by_key(counted, "unknown_fields").items()):
             if name in self.named or len(self.named) >= NAMED:
                 continue
             self.named.add(name)
             message = "%s: the schema lacks the field %s, which %d of %d records have; the ledger counts them"
-            log.info(message, query, name, count, total(counted, "read"))
+            log.info(message, query, name, count, sum_counts(counted, "read"))
             if len(self.named) == NAMED:
                 log.info("%s: the schema lacks %d fields by now; no other is named", query, NAMED)
 
 
-def total(counted: Iterable[Partition], kind: str) -> int:
+def sum_counts(counted: Iterable[Partition], kind: str) -> int:
     """Return a sum over source partitions."""
     return sum(getattr(partition, kind) for partition in counted)
 
 
-def keyed(counted: Iterable[Partition], kind: str) -> Counter[str]:
+def sum_by_key(counted: Iterable[Partition], kind: str) -> Counter[str]:
     """Return the keyed sums over source partitions."""
     sums: Counter[str] = Counter()
     for partition in counted:
@@ -122,7 +122,7 @@ def keyed(counted: Iterable[Partition], kind: str) -> Counter[str]:
     return sums
 
 
-def imbalances(
+def find_imbalances(
     layout: Layout, counted: tuple[Partition, ...], files: Iterable[StagedFile], unmatched_are_dead: bool
 ) -> list[str]:
     """Return a sentence for each sum that does not add up; none if the batch balances.
@@ -134,13 +134,15 @@ def imbalances(
     for partition in counted:
         sentences += _imbalances_of_partition(layout, partition)
 
-    landed = keyed(counted, "landed")
+    landed = sum_by_key(counted, "landed")
     expected = {target.key: landed[target.key] for target in layout.all_targets}
     if layout.bronze:
-        expected[BRONZE] = total(counted, "read") - keyed(counted, "dropped")[BRONZE]
-    dead = total(counted, "failed") + keyed(counted, "rejected").total() + keyed(counted, "refused").total()
+        expected[BRONZE] = sum_counts(counted, "read") - sum_by_key(counted, "dropped")[BRONZE]
+    dead = (
+        sum_counts(counted, "failed") + sum_by_key(counted, "rejected").total() + sum_by_key(counted, "refused").total()
+    )
     if unmatched_are_dead:
-        dead += total(counted, "unmatched")
+        dead += sum_counts(counted, "unmatched")
     expected["/dead_letters"] = dead
 
     in_files: Counter[str] = Counter()

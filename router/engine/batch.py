@@ -134,7 +134,7 @@ class Batches:
         """Process one batch of raw records to its end. Calling it again with the same batch id changes nothing."""
         steps = Steps(batch, self.watch)
         with steps.step("plan"):
-            earlier_manifest = self.store.manifest(batch)
+            earlier_manifest = self.store.read_manifest(batch)
             manifest_to_finish = None
             if earlier_manifest is not None:
                 manifest_to_finish = self._manifest_to_finish(earlier_manifest)
@@ -151,7 +151,7 @@ class Batches:
         decision = self._land_and_decide(raw, plan, steps)  # 4 land, 5 decide
         self._log_frozen_columns(decision.plan.layout, frozen_before)
         manifest = self._write_manifest(decision, steps, new=earlier_manifest is None)
-        self.unknown.report(self.config.name, manifest.partitions)
+        self.unknown.log_new_fields(self.config.name, manifest.partitions)
         return self.carry_out(manifest, decision.plan, steps, decision.tables)
 
     def _not_held(self, raw: DataFrame) -> DataFrame:
@@ -166,21 +166,23 @@ class Batches:
             except Exception as error:
                 if is_searched or not is_for_search(error):
                     raise
-                raw = self._readable(raw, plan, steps, error)
+                raw = self._mark_unreadable(raw, plan, steps, error)
                 is_searched = True
             else:
                 # A topic that was made again before its records were read: without it the batch lands again.
-                if not (self.topics and self.topics.compare({partition.topic for partition in decision.partitions})):
+                if not (
+                    self.topics and self.topics.compare_ids({partition.topic for partition in decision.partitions})
+                ):
                     return decision
                 self.decider.landing.discard_files(decision.landed)
             plan = self.decider.plan(self._not_held(raw), plan.arrival, refresh=False)
 
-    def _readable(self, raw: DataFrame, plan: Plan, steps: Steps, error: Exception) -> DataFrame:
+    def _mark_unreadable(self, raw: DataFrame, plan: Plan, steps: Steps, error: Exception) -> DataFrame:
         """Return the records of a batch after a failure, those that cause it with the reason in the column UNREADABLE.
 
         Raises the error if no such record is found.
         """
-        trial = self.decider.trial(steps)
+        trial = self.decider.make_trial(steps)
 
         def land(records: DataFrame) -> None:
             trial(self.decider.plan(self._not_held(records), plan.arrival, refresh=False))
@@ -189,7 +191,7 @@ class Batches:
             search: UnreadableRecords | FailingRecords = FailingRecords(raw, land)
             kafka = self.config.source.kafka
             if self.spans and kafka:
-                tell = partial(steps.tell, "search")
+                tell = partial(steps.report_progress, "search")
                 search = UnreadableRecords(self.spark, kafka, self.spans(steps.batch), land, tell)
             path = f"{UNREADABLE}/{self.store.run}.json"
             noted = self.store.load(path)
@@ -216,8 +218,8 @@ class Batches:
         `opened` has tables that are open already. `replay`: parts of the manifest may have been done before.
         """
         with steps.step("commit", len(manifest.commits)):
-            failed = self._commit(manifest, opened, steps)  # 6 commit
-            manifest = self._quarantine(manifest, failed, plan.layout)  # 7 quarantine
+            failed = self._commit_tables(manifest, opened, steps)  # 6 commit
+            manifest = self._quarantine_failed(manifest, failed, plan.layout)  # 7 quarantine
         with steps.step("apply"):
             applied = self.outboxes.apply_batch(plan.layout, manifest, steps, replay=replay)  # 8 apply
         with steps.step("ledger"):  # 9 ledger
@@ -235,7 +237,7 @@ class Batches:
             committed_by=self.committers.committed_by,
         )
         self.destination.follow(done, steps)
-        return ledger.report(self.config.name, plan.layout, manifest, steps.seconds, applied.counts)
+        return ledger.make_report(self.config.name, plan.layout, manifest, steps.seconds, applied.counts)
 
     def _manifest_to_finish(self, manifest: Manifest) -> Manifest | None:
         """Return the manifest of a batch that a crash interrupted; None if the batch must be decided again.
@@ -289,7 +291,7 @@ class Batches:
             faults = self._faults_of_size(decision) or self.destination.faults_of_decision(decision, batch)
             if faults:
                 raise BatchError(self.config.name, batch, f"{'; '.join(faults)}; nothing was committed")
-            commits = self.destination.chosen(decision, batch)
+            commits = self.destination.choose_commits(decision, batch)
             manifest = Manifest(
                 batch=batch,
                 config=self.fingerprint,
@@ -306,7 +308,7 @@ class Batches:
             )
             with steps.step("manifest"):
                 self.quarantine.note_blocked(demands.blocked)
-                self.store.decide(manifest, new=new)
+                self.store.write_manifest(manifest, new=new)
         except (BatchError, RunningError, StartError):
             self.decider.landing.discard_files(decision.landed)
             raise
@@ -352,18 +354,18 @@ class Batches:
                 outcome = "rows with values that do not fit are dead letters; see `widening` of the sink"
             log.warning("%s: %s cannot store all of %s; %s", self.config.name, place, ", ".join(new), outcome)
 
-    def _commit(self, manifest: Manifest, tables: dict[str, Any] | None, steps: Steps) -> list[TableError]:
+    def _commit_tables(self, manifest: Manifest, tables: dict[str, Any] | None, steps: Steps) -> list[TableError]:
         """Make the commits of a manifest; return the errors of tables that could not be written."""
         commits = tuple(commit for commit in manifest.commits if commit.place not in manifest.quarantined)
         if not tables:
             tables = self.tables.readable({commit.table for commit in commits})
-        tell = partial(steps.tell, "commit", of=len(commits))
-        _, failed = self.committers.attempt_commits(commits, tables, manifest.notes(self.query), tell)
+        tell = partial(steps.report_progress, "commit", of=len(commits))
+        _, failed = self.committers.attempt_commits(commits, tables, manifest.commit_notes(self.query), tell)
         failed_tables = {error.table for error in failed}
         self.decider.evolution.note_committed([commit for commit in commits if commit.table not in failed_tables])
         return failed
 
-    def _quarantine(self, manifest: Manifest, failed: list[TableError], layout: Layout) -> Manifest:
+    def _quarantine_failed(self, manifest: Manifest, failed: list[TableError], layout: Layout) -> Manifest:
         """Move the rows of tables that could not be written into the quarantine; return the manifest as it is then.
 
         Raises the TableError of a table that has no quarantine: the stream waits for the router's own tables. If the
@@ -386,7 +388,7 @@ class Batches:
             demands = self.decider.demands
             self.decider.demands = replace(demands, blocked={**manifest.quarantined, **demands.blocked})
             self.quarantine.note_blocked(self.decider.demands.blocked)
-            self.store.decide(manifest)
+            self.store.write_manifest(manifest)
         for commit in manifest.commits:
             if commit.place in manifest.quarantined and not self.quarantine.has_rows_of(commit):
                 self.quarantine.take_rows(commit, manifest)
@@ -401,7 +403,7 @@ class Batches:
             raise error
         tries = {commit.place: manifest.tries.get(commit.place, 0) + 1 for commit in commits}
         manifest = replace(manifest, tries={**manifest.tries, **tries})
-        self.store.decide(manifest)
+        self.store.write_manifest(manifest)
         if max(tries.values()) < TRIES_WITHOUT_QUARANTINE:
             raise error
         if not all(commit.table.startswith(OUTBOX) for commit in commits):

@@ -110,7 +110,7 @@ class Manifest:
     held_topics: tuple[str, ...] = ()
 
     @property
-    def moved(self) -> Counter[str]:
+    def moved_rows(self) -> Counter[str]:
         """Return the rows that went from their commit to the quarantine, by target."""
         rows: Counter[str] = Counter()
         for commit in self.commits:
@@ -127,7 +127,7 @@ class Manifest:
             frozen[place] = {name: _frozen_type(name, text) for name, text in columns.items()}
         return Demands(casts={}, conflicts=self.conflicts, allowed=allowed, frozen=frozen)
 
-    def notes(self, query: str) -> dict[str, str]:
+    def commit_notes(self, query: str) -> dict[str, str]:
         """Return what every commit of the batch notes in its table's history: query, number and offsets."""
         spans = {}
         for partition in self.partitions:
@@ -216,9 +216,9 @@ class CheckpointStore:
     checkpoint: Lake
     run: str = ""
 
-    def begin(self) -> None:
+    def note_format(self) -> None:
         """Note the format. Raises StartError if another version of the router wrote the checkpoint."""
-        if self._noted() is not None:
+        if self._read_note() is not None:
             return
         # A checkpoint with files but without the note is of a version that had none.
         older_files = self.checkpoint.files.get_file_info(["spark/metadata", "manifests", "store/format"])
@@ -226,11 +226,11 @@ class CheckpointStore:
             raise StartError(self._of_another_version())
         self.change_note()
 
-    def note(self) -> QueryNote:
+    def read_note(self) -> QueryNote:
         """Return what is known of the query. Raises StartError if another version of the router has noted it."""
-        return self._noted() or QueryNote()
+        return self._read_note() or QueryNote()
 
-    def _noted(self) -> QueryNote | None:
+    def _read_note(self) -> QueryNote | None:
         content = self.load(NOTE)
         if content is None:
             return None
@@ -246,7 +246,7 @@ class CheckpointStore:
 
     def change_note(self, **fields: Any) -> None:
         """Note something else of the query."""
-        self.write(NOTE, json.dumps(asdict(replace(self.note(), **fields))).encode())
+        self.write(NOTE, json.dumps(asdict(replace(self.read_note(), **fields))).encode())
 
     def read(self, path: str) -> bytes | None:
         """Return the content of a file, or None if there is none."""
@@ -263,14 +263,14 @@ class CheckpointStore:
         try:
             return json.loads(text)
         except ValueError as error:
-            raise StartError(self.damage(path, text)) from error
+            raise StartError(self.describe_damage(path, text)) from error
 
-    def damage(self, path: str, text: bytes) -> str:
+    def describe_damage(self, path: str, text: bytes) -> str:
         """Return the message about a damaged file."""
         state = "cut off or overwritten" if text else "empty"
-        return f"{self.place(path)} is damaged: it is {state}. {RECOVERY_HINTS[path.partition('/')[0]]}"
+        return f"{self.address_of(path)} is damaged: it is {state}. {RECOVERY_HINTS[path.partition('/')[0]]}"
 
-    def place(self, path: str) -> str:
+    def address_of(self, path: str) -> str:
         """Return the address of a file."""
         return f"{self.checkpoint.root}/store/{path}"
 
@@ -282,20 +282,20 @@ class CheckpointStore:
         """Delete a file, if it exists."""
         self.checkpoint.delete(f"store/{path}")
 
-    def paths(self, folder: str) -> list[str]:
+    def json_paths(self, folder: str) -> list[str]:
         """Return the JSON files below a folder, at any depth."""
         selector = fs.FileSelector(f"store/{folder}", recursive=True, allow_not_found=True)
         entries = self.checkpoint.files.get_file_info(selector)
         return sorted(entry.path.removeprefix("store/") for entry in entries if entry.path.endswith(".json"))
 
-    def manifest(self, batch: int) -> Manifest | None:
+    def read_manifest(self, batch: int) -> Manifest | None:
         """Return the manifest of a batch, or None if it was never decided."""
         content = self.load(self.manifest_path(batch))
         if content is None:
             return None
         return Manifest.of(content)
 
-    def decide(self, manifest: Manifest, *, new: bool = False) -> None:
+    def write_manifest(self, manifest: Manifest, *, new: bool = False) -> None:
         """Write a manifest; delete the oldest one.
 
         Raises RunningError if the batch is `new` and another run has decided it meanwhile.
@@ -313,22 +313,22 @@ class CheckpointStore:
         if manifest.batch >= KEPT:
             self.delete(self.manifest_path(manifest.batch - KEPT))
 
-    def applied(self, batch: int) -> dict[str, Applied]:
+    def read_applied(self, batch: int) -> dict[str, Applied]:
         """Return what sinks have applied of this batch, by key."""
         applied = {}
-        for key, counts in self._mark(batch).items():
+        for key, counts in self._read_mark(batch).items():
             if key != _MERGED:
                 applied[key] = Applied(*counts)
         return applied
 
-    def merged(self, batch: int) -> dict[str, list[str]]:
+    def read_merged(self, batch: int) -> dict[str, list[str]]:
         """Return the tables that merges of this batch have changed, by the sink's key."""
-        tables: dict[str, list[str]] = self._mark(batch).get(_MERGED, {})
+        tables: dict[str, list[str]] = self._read_mark(batch).get(_MERGED, {})
         return tables
 
     def mark_applied(self, batch: int, key: str, counts: Applied, merged: Iterable[str] = ()) -> None:
         """Note that a sink has applied this batch, and the tables that it has merged into; delete the oldest mark."""
-        mark = self._mark(batch)
+        mark = self._read_mark(batch)
         tables = mark.get(_MERGED)
         if merged:
             tables = {**mark.get(_MERGED, {}), key: sorted(merged)}
@@ -339,7 +339,7 @@ class CheckpointStore:
         if batch >= KEPT:
             self.delete(self._mark_path(batch - KEPT))
 
-    def _mark(self, batch: int) -> dict[str, Any]:
+    def _read_mark(self, batch: int) -> dict[str, Any]:
         return self.load(self._mark_path(batch)) or {}
 
     def manifest_path(self, batch: int) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from router.delta.table_cache import SparkTables, TableCache
-from router.engine.balance import partitions
+from router.engine.balance import add_up_partitions
 from router.engine.batch_decision import BatchDecision
 from router.engine.commit.schema_evolution import SchemaEvolution
 from router.engine.label.layout import Demands
@@ -161,18 +161,20 @@ class BatchDecider:
         Raises BatchError if the destination finds a fault or a table may not change; its files are deleted then.
         """
         for _ in range(_TRIES):
-            plan, landed = self._land(plan, steps)
+            plan, landed = self._land_batch(plan, steps)
             try:
-                decision = self._decide(plan, landed, steps, destination)
+                decision = self._decide_commits(plan, landed, steps, destination)
             except BaseException:
                 self.landing.discard_files(landed)
                 raise
             if decision is not None:
                 return decision
             self.landing.discard_files(landed)
-        raise self._error(steps, f"tables changed {_TRIES} times while the batch was landed; find who writes them")
+        raise self._batch_error(
+            steps, f"tables changed {_TRIES} times while the batch was landed; find who writes them"
+        )
 
-    def _land(self, plan: Plan, steps: Steps) -> tuple[Plan, Landed]:
+    def _land_batch(self, plan: Plan, steps: Steps) -> tuple[Plan, Landed]:
         """Land a batch. Columns of Spark on which the job fails equally each time are null on the records to blame."""
         failures: Counter[str] = Counter()
         while True:
@@ -195,7 +197,7 @@ class BatchDecider:
                 plan = replace(plan, nulls=nulls_of(found))
 
     def _failing_columns(self, plan: Plan, steps: Steps) -> dict[str, dict[RecordPlace, str]]:
-        trial = self.trial(steps)
+        trial = self.make_trial(steps)
         with steps.step("search"), quiet_tasks(self.spark):
             found = FailingColumns(plan, trial).find()
         for name, places in found.items():
@@ -206,7 +208,7 @@ class BatchDecider:
             log.warning(message, self.config.name, steps.batch, where, len(places), place, reason)
         return found
 
-    def trial(self, steps: Steps) -> Callable[[Plan], None]:
+    def make_trial(self, steps: Steps) -> Callable[[Plan], None]:
         """Return what runs the landing job of a plan without writing anything; it obeys a stop."""
         landing = replace(self.landing, only=frozenset())
 
@@ -217,7 +219,9 @@ class BatchDecider:
 
         return run
 
-    def _decide(self, plan: Plan, landed: Landed, steps: Steps, destination: Destination) -> BatchDecision | None:
+    def _decide_commits(
+        self, plan: Plan, landed: Landed, steps: Steps, destination: Destination
+    ) -> BatchDecision | None:
         """Return the decision about staged files; None if tables demand that the batch lands otherwise."""
         # Files of some tables could not be written: their rows land in the quarantine instead.
         if landed.failed:
@@ -225,8 +229,8 @@ class BatchDecider:
             self.demands = replace(self.demands, blocked={**landed.failed, **self.demands.blocked})
             return None
 
-        counted = partitions(landed.counts)
-        self._stop_on(destination.faults(plan.layout, landed, counted), steps)
+        counted = add_up_partitions(landed.counts)
+        self._stop_on(destination.faults_of_counts(plan.layout, landed, counted), steps)
         quarantined: set[str] = set()
         for partition in counted:
             quarantined.update(partition.quarantined)
@@ -255,7 +259,7 @@ class BatchDecider:
 
     def _stop_on(self, faults: list[str] | tuple[str, ...], steps: Steps) -> None:
         if faults:
-            raise self._error(steps, f"{'; '.join(faults)}; nothing was committed")
+            raise self._batch_error(steps, f"{'; '.join(faults)}; nothing was committed")
 
-    def _error(self, steps: Steps, what: str) -> BatchError:
+    def _batch_error(self, steps: Steps, what: str) -> BatchError:
         return BatchError(self.config.name, steps.batch, what)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from router.engine import ledger
-from router.engine.balance import imbalances, keyed
+from router.engine.balance import find_imbalances, sum_by_key
 from router.own_names import BRONZE
 
 if TYPE_CHECKING:
@@ -59,17 +59,17 @@ class Destination:
     config: Config
     run: str
 
-    def faults(self, layout: Layout, landed: Landed, counted: tuple[Partition, ...]) -> list[str]:
+    def faults_of_counts(self, layout: Layout, landed: Landed, counted: tuple[Partition, ...]) -> list[str]:
         """Return why a batch must not be committed: violated expectations with `fail`, else what does not balance."""
         failing = [f"{BRONZE}/{name}" for name in layout.bronze_failing]
         for route in layout.routes:
             failing += [f"{route.name}/{name}" for name in route.failing]
-        violated = keyed(counted, "violated")
+        violated = sum_by_key(counted, "violated")
         broken = [f"{key.removeprefix('/')} on {violated[key]} rows" for key in sorted(failing) if violated[key]]
         if broken:
             return [f"expectations do not hold: {', '.join(broken)}"]
 
-        sentences = imbalances(layout, counted, landed.files, self.config.unmatched == "dead_letters")
+        sentences = find_imbalances(layout, counted, landed.files, self.config.unmatched == "dead_letters")
         if sentences:
             return [f"the batch does not balance: {'; '.join(sentences)}"]
         return []
@@ -89,7 +89,7 @@ class Destination:
         """Return why a decided batch must still not be committed."""
         return []
 
-    def chosen(self, decision: BatchDecision, batch: int) -> tuple[TableCommit, ...]:
+    def choose_commits(self, decision: BatchDecision, batch: int) -> tuple[TableCommit, ...]:
         """Return the commits of a decision that are to be made; delete the staged files of the others.
 
         Raises StartError if none of them may be made.
@@ -98,7 +98,7 @@ class Destination:
 
     def ledger_rows(self, manifest: Manifest, applied: dict[str, Applied]) -> list[dict[str, Any]]:
         """Return the rows of the ledger about a batch."""
-        rows = ledger.rows(
+        rows = ledger.rows_of_batch(
             self.config.name,
             self.run,
             manifest.batch,

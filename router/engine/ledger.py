@@ -22,7 +22,7 @@ from router.delta.dataset import dataset_of
 from router.delta.file_statistics import statistics
 from router.delta.staged_files import StagedFile
 from router.delta.transaction_id import TransactionId
-from router.engine.balance import COUNTS_BY_KEY, SUMS, keyed, total
+from router.engine.balance import COUNTS_BY_KEY, SUMS, sum_by_key, sum_counts
 from router.engine.checkpoint_store import lake_and_checkpoint
 from router.own_names import BRONZE
 
@@ -84,7 +84,7 @@ COUNTED = (*SUMS, "decoded")
 """The counts of the source that a batch has."""
 
 
-def rows(
+def rows_of_batch(
     query: str,
     run: str,
     batch: int,
@@ -108,7 +108,7 @@ def rows(
             "to_offset": part.last,
         }
         ledger_rows.append({**source, **_counts_of_source(part)})
-        sums = {kind: keyed([part], kind) for kind in COUNTS_BY_KEY}
+        sums = {kind: sum_by_key([part], kind) for kind in COUNTS_BY_KEY}
         for key in targets:
             ledger_rows.append({**source, **_counts_of_target(part, sums, key)})
     if not counted:
@@ -165,7 +165,7 @@ def _of_route(violated: Mapping[str, int], route: str) -> list[tuple[str, int]] 
 def of_moved(query: str, run: str, manifest: Manifest) -> list[dict[str, Any]]:
     """Return the rows that move landed rows of a batch into the quarantine: their table could not be written."""
     ledger_rows = []
-    for key, count in manifest.moved.items():
+    for key, count in manifest.moved_rows.items():
         route, sink = key.split("/", 1)
         ledger_rows.append(
             {
@@ -195,7 +195,7 @@ def of_replay(key: str, resent: Resent) -> dict[str, Any]:
     return {"route": route, "sink": sink, **counts}
 
 
-def report(
+def make_report(
     query: str, layout: Layout, manifest: Manifest, seconds: Mapping[str, float], applied: Mapping[str, Applied]
 ) -> BatchReport:
     """Return the report of a finished batch, for observers.
@@ -204,21 +204,21 @@ def report(
     """
     counted = manifest.partitions
     commits = manifest.commits
-    sums = {kind: keyed(counted, kind) for kind in COUNTS_BY_KEY}
+    sums = {kind: sum_by_key(counted, kind) for kind in COUNTS_BY_KEY}
     routes = {}
     for route in layout.routes:
-        routes[route.shown or route.name] = _counts_of_route(route, sums, manifest.moved)
+        routes[route.shown or route.name] = _counts_of_route(route, sums, manifest.moved_rows)
     refused_by_sinks = sum(counts.dead for counts in applied.values())
     return BatchReport(
         query=query,
         batch=manifest.batch,
-        **{name: total(counted, name) for name in outcome_names("source")},
+        **{name: sum_counts(counted, name) for name in outcome_names("source")},
         dead_letters=sum(commit.rows for commit in commits if commit.target == "/dead_letters") + refused_by_sinks,
         tables=len({commit.table for commit in commits}),
         files=sum(len(commit.files) for commit in commits),
         seconds={name: round(took, 4) for name, took in seconds.items()},
         routes=routes,
-        unknown=total(counted, "unknown"),
+        unknown=sum_counts(counted, "unknown"),
         violated={name: sums["violated"][f"{BRONZE}/{name}"] for name in layout.bronze_violated},
     )
 
@@ -299,7 +299,7 @@ def _stage_rows(lake: Lake, entry: LedgerEntry, ledger_rows: list[dict[str, Any]
     )
 
 
-def sent(lake: Lake, config: Config, key: str) -> int:
+def count_sent_rows(lake: Lake, config: Config, key: str) -> int:
     """Return the number of rows of an outbox that its sink has dealt with, by the ledger."""
     table = lake.open(config.ledger)
     if table is None:
@@ -314,7 +314,7 @@ def sent(lake: Lake, config: Config, key: str) -> int:
     return done
 
 
-def last(config: Config, batches: int) -> list[dict[str, Any]]:
+def read_last_batches(config: Config, batches: int) -> list[dict[str, Any]]:
     """Return the ledger rows of a query's last batches, oldest first, events of a sink summed over partitions.
 
     A detached sink has batches of its own: as many of these are returned. Memory holds the rows of those batches, and
@@ -326,7 +326,7 @@ def last(config: Config, batches: int) -> list[dict[str, Any]]:
         return []
     dataset = dataset_of(table)
     of_query = pc.field("query") == config.name
-    wanted = _last_batches(_endings(dataset, of_query, batches), batches)
+    wanted = _last_batches(_read_endings(dataset, of_query, batches), batches)
     numbers = {batch for _, batch in wanted}
     has_number = pc.field("batch_id").isin(pa.array(numbers - {None}, pa.int64()))
     if None in numbers:  # a replay has no batch number
@@ -355,7 +355,7 @@ def queries_of_route(lake: Lake, ledger: str, route: str) -> set[str]:
     return names
 
 
-def totals(config: Config) -> dict[tuple[str | None, str | None], dict[str, int]]:
+def read_totals(config: Config) -> dict[tuple[str | None, str | None], dict[str, int]]:
     """Return the sums of all counts of a query, by route and sink; (None, None) are those of the source."""
     lake, _ = lake_and_checkpoint(config)
     table = lake.open(config.ledger)
@@ -389,7 +389,7 @@ def topic_ids(lake: Lake, config: Config) -> dict[str, str]:
 _BATCH = ("run", "route", "sink", "batch_id")
 
 
-def _endings(ledger: ds.Dataset, of_query: pc.Expression, batches: int) -> list[dict[str, Any]]:
+def _read_endings(ledger: ds.Dataset, of_query: pc.Expression, batches: int) -> list[dict[str, Any]]:
     """Return when the last batches of each run, route and sink ended. Reads the ledger part by part."""
     latest: pa.Table | None = None
     parts = ledger.to_batches(columns=[*_BATCH, "finished"], filter=of_query, batch_readahead=2, fragment_readahead=1)
@@ -397,11 +397,11 @@ def _endings(ledger: ds.Dataset, of_query: pc.Expression, batches: int) -> list[
         rows = pa.Table.from_batches([part])
         if latest is not None:
             rows = pa.concat_tables([latest, rows])
-        latest = _latest(rows, batches)
+        latest = _keep_latest(rows, batches)
     return latest.to_pylist() if latest is not None else []
 
 
-def _latest(ended: pa.Table, batches: int) -> pa.Table:
+def _keep_latest(ended: pa.Table, batches: int) -> pa.Table:
     """Keep the last batches of each run, route and sink. A batch may be there several times, from several parts."""
     ended = ended.group_by(_BATCH).aggregate([("finished", "max")]).rename_columns([*_BATCH, "finished"])
     ended = ended.sort_by([*((name, "ascending") for name in _BATCH[:3]), ("finished", "descending")])

@@ -92,7 +92,7 @@ class TableMaintenance:
             self._maintain_due()
             return
         is_at_work = self.thread is not None and self.thread.is_alive()
-        if not is_at_work and next(self._due(), None):
+        if not is_at_work and next(self._due_tables(), None):
             self.thread = threading.Thread(target=self._maintain_due, name="maintenance", daemon=True)
             self.thread.start()
 
@@ -108,7 +108,7 @@ class TableMaintenance:
             self.thread.join(_CLOSING_SECONDS)
         self.stop.set()
 
-    def plan(self, table: str) -> Maintenance | None:
+    def plan_for(self, table: str) -> Maintenance | None:
         """Return how a table is maintained; None if it is not."""
         if table in self.excluded:
             return None
@@ -117,7 +117,7 @@ class TableMaintenance:
                 return plan if plan.enabled else None
         return None
 
-    def maintain(self, table: str, plan: Maintenance, *, dry: bool = False) -> MaintenanceResult:
+    def maintain_table(self, table: str, plan: Maintenance, *, dry: bool = False) -> MaintenanceResult:
         """Maintain one table, with Delta on Spark if delta-rs must not write it. Raises TableError."""
         options = MaintenanceOptions(
             file_bytes=plan.file_bytes,
@@ -135,16 +135,16 @@ class TableMaintenance:
         by_delta_rs = self.process.maintain if self.process else maintain
         result = by_delta_rs(self.lake, table, options, dry=dry)
         if result.by_spark or (result.without_statistics and not dry):
-            return SparkMaintenance(self.session(), self.lake, table, options, dry).complete(result)
+            return SparkMaintenance(self.session(), self.lake, table, options, dry).complete_by_spark(result)
         return result
 
-    def _due(self) -> Iterator[tuple[str, Maintenance]]:
+    def _due_tables(self) -> Iterator[tuple[str, Maintenance]]:
         """Yield the tables that are due, those with the most commits first."""
         now = time.monotonic()
         with self.lock:
             counts = self.commits.most_common()
         for table, commits in counts:
-            plan = self.plan(table)
+            plan = self.plan_for(table)
             if plan is None or not commits:
                 continue
             age = now - self.last.get(table, now)
@@ -157,19 +157,19 @@ class TableMaintenance:
     def _maintain_due(self) -> None:
         """Maintain the tables that are due, within the budgets."""
         began = time.monotonic()
-        for table, plan in self._due():
+        for table, plan in self._due_tables():
             if not self.stop.is_set() and time.monotonic() < began + parse_interval(plan.budget).total_seconds():
-                self._maintain(table, plan)
+                self._maintain_and_log(table, plan)
         if self.process:
             self.process.end()
 
-    def _maintain(self, table: str, plan: Maintenance) -> None:
+    def _maintain_and_log(self, table: str, plan: Maintenance) -> None:
         began = time.monotonic()
         with self.lock:
             del self.commits[table]
             self.last[table] = began
         try:
-            result = self.maintain(table, plan)
+            result = self.maintain_table(table, plan)
         except TableError as error:
             log.warning("maintenance: %s", error)
             return
@@ -206,23 +206,23 @@ class SparkMaintenance:
     options: MaintenanceOptions
     dry: bool
 
-    def complete(self, result: MaintenanceResult) -> MaintenanceResult:
+    def complete_by_spark(self, result: MaintenanceResult) -> MaintenanceResult:
         """Do what delta-rs could not, and return all that was done. Waits for another writer. Raises TableError."""
         try:
             if result.by_spark:
-                result = self._compact(result)
+                result = self._compact_files(result)
             if result.without_statistics and not self.dry and not result.refused:
                 # Delta's own command for statistics is not in the open version.
                 address = self.lake.spark_address(self.table)
-                self._retry(lambda: recompute_statistics(self.spark, address))
+                self._retry_conflicts(lambda: recompute_statistics(self.spark, address))
         except Exception as error:  # whatever Spark raises concerns this table only
             raise TableError(self.table, f"it could not be maintained: {str(error).splitlines()[0]}") from error
         return result
 
-    def _compact(self, result: MaintenanceResult) -> MaintenanceResult:
+    def _compact_files(self, result: MaintenanceResult) -> MaintenanceResult:
         handle = self.lake.open(self.table)
         assert handle is not None
-        session = self._session()
+        session = self._new_session()
         address = self.lake.spark_address(self.table)
         vacuum = f"VACUUM delta.{quote_identifier(address)} RETAIN {self.options.hours} HOURS"
         old_paths = [row["path"].removeprefix("file:") for row in session.sql(f"{vacuum} DRY RUN").collect()]
@@ -237,7 +237,7 @@ class SparkMaintenance:
         if self.options.zorder and "clustering" not in result.by_spark:
             optimize += f" ZORDER BY ({', '.join(map(quote_identifier, self.options.zorder))})"
         try:
-            (metrics,) = self._retry(lambda: session.sql(optimize).select("metrics.*").collect())
+            (metrics,) = self._retry_conflicts(lambda: session.sql(optimize).select("metrics.*").collect())
             result = replace(result, files=metrics["numFilesRemoved"], into=metrics["numFilesAdded"])
         except CONFLICTS:
             raise
@@ -256,7 +256,7 @@ class SparkMaintenance:
         freed = result.freed + sum(size for _, size in unreadable)
         return replace(result, deleted=result.deleted + len(unreadable), freed=freed)
 
-    def _session(self) -> SparkSession:
+    def _new_session(self) -> SparkSession:
         session = self.spark.newSession()
         # Delta refuses a short retention; the configuration of the router has been checked for it.
         session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
@@ -267,5 +267,5 @@ class SparkMaintenance:
         session.conf.set("spark.databricks.delta.optimize.minFileSize", str(self.options.file_bytes))
         return session
 
-    def _retry(self, work: Callable[[], T]) -> T:
+    def _retry_conflicts(self, work: Callable[[], T]) -> T:
         return retry_on_conflict(work, CONFLICTS, MAINTENANCE_TRIES, MAINTENANCE_WAIT_SECONDS)

@@ -127,7 +127,7 @@ def is_for_a_person(error: BaseException) -> bool:
     return says_lost(error) or any(name.removeprefix(BY_KAFKA) in refusals for name, _ in causes_in_jvm(error))
 
 
-def passing(error: BaseException) -> bool:
+def is_temporary(error: BaseException) -> bool:
     """Return whether a failure is temporary: the source, the registry, the storage or a sink's API is unavailable.
 
     Told by classes and numbers of errors, never by words of a stack trace or of a record.
@@ -157,7 +157,7 @@ def passing(error: BaseException) -> bool:
 
 def is_for_search(error: BaseException) -> bool:
     """Return whether a record may have caused the failure of a Spark job: the job ends, and nothing may pass."""
-    if isinstance(error, RouterError) or passing(error) or is_for_a_person(error):
+    if isinstance(error, RouterError) or is_temporary(error) or is_for_a_person(error):
         return False
     causes = causes_in_jvm(error)
     in_python = [_class_in_python(message) for name, message in causes if name == IN_PYTHON]
@@ -231,7 +231,7 @@ class GrowingPauses(wait_base):
     def __post_init__(self) -> None:
         self.backoff = wait_exponential_jitter(initial=1, max=self.longest)
 
-    def succeeded(self) -> None:
+    def note_success(self) -> None:
         """Begin again with the shortest pause: the last try has made progress."""
         self.tries_before_success = self.tries
 
@@ -277,12 +277,12 @@ class Outage:
     since: float | None = None
     noted: bool = False
 
-    def notice(self, query: StreamingQuery, *, busy: bool) -> None:
+    def watch_query(self, query: StreamingQuery, *, busy: bool) -> None:
         """Look at the query; call it a few times a second. `busy`: a batch is being processed."""
         kafka = self.config.source.kafka
         needs_source = busy or query.status["message"].startswith(("Getting offsets", "Initializing sources"))
         if kafka is None or not needs_source:
-            self._note("")
+            self._log_change("")
             self.since = None
             return
         now = time.monotonic()
@@ -290,9 +290,9 @@ class Outage:
         if now - self.since > (BUSY_SECONDS if busy else QUIET_SECONDS):
             self.since = now
             is_available = any(_accepts_connections(server) for server in kafka.servers.split(","))
-            self._note("" if is_available else f"no broker answers at {kafka.servers}")
+            self._log_change("" if is_available else f"no broker answers at {kafka.servers}")
 
-    def _note(self, outage: str) -> None:
+    def _log_change(self, outage: str) -> None:
         """Log that an outage has begun, or is over if the text is empty; once each."""
         if outage and not self.noted:
             log.warning("%s: waiting for the source: %s", self.config.name, outage)

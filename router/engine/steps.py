@@ -26,15 +26,15 @@ class Steps:
     @contextmanager
     def step(self, name: str, of: int = 1) -> Iterator[None]:
         """Time a step; the observer sees its start and, unless it failed, its end."""
-        self.tell(name, 0, of)
+        self.report_progress(name, 0, of)
         started = time.perf_counter()
         try:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
-        self.tell(name, of, of)
+        self.report_progress(name, of, of)
 
-    def tell(self, name: str, done: int, of: int) -> None:
+    def report_progress(self, name: str, done: int, of: int) -> None:
         """Report progress inside a step."""
         if self.watch:
             self.watch(self.batch, name, done, of)

@@ -36,7 +36,7 @@ from router.engine.retryable_errors import (
     GrowingPauses,
     Outage,
     RepeatedTrouble,
-    passing,
+    is_temporary,
     refusal_by_broker,
     says_lost,
 )
@@ -134,7 +134,7 @@ def _run_with_status(
 ) -> list[BatchReport]:
     try:
         with quiet_gateway(), status.listening():
-            reports = _run(loaded, registry, spark, options, status)
+            reports = _run_with_retries(loaded, registry, spark, options, status)
         status.enter("ended")
         _log_totals(status.snapshot())
         return reports
@@ -160,7 +160,7 @@ def _log_totals(stream: StreamSnapshot) -> None:
     log.info(message, stream.query, *counts, time.time() - stream.started)
 
 
-def _run(
+def _run_with_retries(
     loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOptions, status: StatusBoard
 ) -> list[BatchReport]:
     config = loaded.config
@@ -169,11 +169,11 @@ def _run(
     reach(spark, lake, needed_for=spark_needs(config))
     reach(spark, checkpoint, needed_for=("its checkpoint",))
     trouble = RepeatedTrouble()
-    retry = retrying(config, spark, options.stop, status, trouble=trouble)
+    retry = make_retrying(config, spark, options.stop, status, trouble=trouble)
     status.starts("the lock and the check of lake and checkpoint")
     with alone(checkpoint, config.name, options.stop.set):
         retry.copy()(refuse_foreign_group, config)
-        since = retry.copy()(_checked, loaded, spark, (tables, checkpoint), options.accept)
+        since = retry.copy()(_mend_and_check, loaded, spark, (tables, checkpoint), options.accept)
         status.starts("the decoder and its schemas")
         if options.wait_for_topic:
             try:
@@ -223,13 +223,13 @@ def _run(
                     stream.topics.close()
 
 
-def _checked(
+def _mend_and_check(
     loaded: Loaded, spark: SparkSession, at: tuple[TableCache, Lake], accept: Accepted
 ) -> source.Offsets | None:
     """Mend and check lake and checkpoint; return where a new checkpoint begins, None for where the file says."""
     tables, checkpoint = at
     refuse_speculation(spark.sparkContext.getConf().get("spark.speculation"), loaded.config)
-    CheckpointStore(checkpoint).begin()
+    CheckpointStore(checkpoint).note_format()
     CheckpointMending(loaded.config, tables.lake, checkpoint, loaded.fingerprint).mend()
     clear_killed_repairs(tables.lake, checkpoint, loaded.config.name)
     since = begin(spark, tables, checkpoint, loaded.config, accept)
@@ -239,7 +239,7 @@ def _checked(
     return since
 
 
-def retrying(
+def make_retrying(
     config: Config,
     spark: SparkSession,
     stop: threading.Event,
@@ -253,7 +253,7 @@ def retrying(
     """
     trouble = trouble or RepeatedTrouble()
 
-    def tell(state: RetryCallState) -> None:
+    def log_retry(state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         hint = f"; {OWN_LOG}" if isinstance(error, TableError) and DAMAGED_LOG in error.what else ""
         if trouble.is_new(first_line(error)):
@@ -262,11 +262,11 @@ def retrying(
         status.enter("waiting", first_line(error))
 
     return Retrying(
-        retry=retry_if_exception(lambda error: passing(error) and alive(spark)),
+        retry=retry_if_exception(lambda error: is_temporary(error) and alive(spark)),
         wait=pauses or GrowingPauses(),
         stop=stop_when_event_set(stop),
         sleep=sleep_using_event(stop),
-        before_sleep=tell,
+        before_sleep=log_retry,
         reraise=True,
     )
 
@@ -319,20 +319,22 @@ class _StreamRun:
     def until_done(self, begin: source.Offsets | None) -> list[BatchReport]:
         """Run the query, and again after a failure that passes: every batch can continue where it was interrupted."""
         try:
-            with quiet_failures(self.spark), self._detached_sinks(), self._viewing():
-                retry = retrying(self.config, self.spark, self.options.stop, self.status, self.pauses, self.trouble)
-                retry(self._query, begin)
-                if self._once and self.batches:
+            with quiet_failures(self.spark), self._detached_sinks(), self._refresh_views():
+                retry = make_retrying(
+                    self.config, self.spark, self.options.stop, self.status, self.pauses, self.trouble
+                )
+                retry(self._run_query, begin)
+                if self._runs_once and self.batches:
                     self.batches.outboxes.retention.delete_old_rows()
         except Exception as error:
-            if not (self.stopped and passing(error)):
+            if not (self.stopped and is_temporary(error)):
                 raise
             log.warning("%s: stopped while it could not continue: %s", self.config.name, first_line(error))
         # After all else is done: a view that fails holds up no batch and no sink.
-        if self._once and self.views:
+        if self._runs_once and self.views:
             self.views.raise_failure()
-        if self._once and self.topics and self.topics.held:
-            raise StartError(self.topics.sentence())
+        if self._runs_once and self.topics and self.topics.held:
+            raise StartError(self.topics.describe_held())
         return list(self.reports)
 
     @contextmanager
@@ -350,7 +352,7 @@ class _StreamRun:
         """Run the detached sinks: together with the query, or after a query that drains its source and ends."""
         try:
             yield
-            if self.detached and self._once:
+            if self.detached and self._runs_once:
                 self.detached.start()
         except Exception:
             self.stopped = self.options.stop.is_set()
@@ -362,7 +364,7 @@ class _StreamRun:
             self.detached.join()
 
     @contextmanager
-    def _viewing(self) -> Iterator[None]:
+    def _refresh_views(self) -> Iterator[None]:
         """Refresh views: together with the query, or after a query that drains its source and ends."""
         store = CheckpointStore(self.checkpoint)
         by = refresher(self.config, self.spark, self.lake, store, self.executors)
@@ -371,11 +373,11 @@ class _StreamRun:
         drained = False
         try:
             yield
-            drained = self._once and not self.options.stop.is_set()
+            drained = self._runs_once and not self.options.stop.is_set()
         finally:
             self.views.finish(refresh=drained)
 
-    def _query(self, begin: source.Offsets | None) -> None:
+    def _run_query(self, begin: source.Offsets | None) -> None:
         self.error, self.batches = None, None  # a query that starts again has a session of its own
         self.status.starts("the sinks and the lookups")
         if not self.open:  # within the retries: they wait for a source that is unavailable
@@ -385,11 +387,11 @@ class _StreamRun:
         if self.topics is None:
             by_ledger = begin is not None
             self.topics = TopicIds.of(self.spark, self.config, self.lake, self.checkpoint, by_ledger=by_ledger)
-        self._release()
+        self._release_rows()
         self.planner = self.planner or Planner(self.config, self.config.decode, memory=self._memory, at_start=True)
         self.planner.check_routes()
         self.planner.lookups.load_missing(self.spark)  # waits for a table that is unavailable, before anything is read
-        query = self._started(begin)
+        query = self._start_query(begin)
         if not self.trouble.kind:  # else each try would have this line
             log.info("%s: reading %s", self.config.name, source.display_name(self.config))
         self.status.enter("running")
@@ -397,18 +399,18 @@ class _StreamRun:
             self.planner.prepare(self.spark)  # while Spark starts the query and asks for offsets
             self._tell_changed_types()
             self._wait_for_executors()
-            if self.views and not self._once:
+            if self.views and not self._runs_once:
                 self.views.start()
-            self._follow(query)
+            self._follow_query(query)
         except Exception as error:
-            self._end(query)
+            self._end_query(query)
             if NO_TOPIC in str(error):
                 self._explain_missing_topics()
             if not (self._pass_over(error) or self._failed_after_its_batch(error)):
                 raise
-            self._query(begin)
+            self._run_query(begin)
             return
-        self._end(query)  # not after a KeyboardInterrupt: it does not wait for the current batch
+        self._end_query(query)  # not after a KeyboardInterrupt: it does not wait for the current batch
 
     def _failed_after_its_batch(self, error: Exception) -> bool:
         """Return whether Spark could only not tell the progress of a batch that was cut off, and has now ended.
@@ -419,9 +421,11 @@ class _StreamRun:
 
     def _open_detached_sinks(self) -> None:
         about = self.config, self.spark, self.lake, self.checkpoint, self.options.stop, self.executors
-        self.detached = DetachedSinks.of(*about, once=self._once, sent=self.status.sent, waits=self.status.sink_waits)
+        self.detached = DetachedSinks.of(
+            *about, once=self._runs_once, sent=self.status.sent, waits=self.status.sink_waits
+        )
         self.detached.check_checkpoints(self.options.accept)
-        if not self._once:
+        if not self._runs_once:
             self.detached.start()
 
     def _tell_changed_types(self) -> None:
@@ -448,9 +452,9 @@ class _StreamRun:
             log.warning(f"%s: {what}", self.config.name, EXECUTOR_SECONDS)
         self.probe.result()
 
-    def _started(self, begin: source.Offsets | None) -> StreamingQuery:
+    def _start_query(self, begin: source.Offsets | None) -> StreamingQuery:
         frame, trigger = source.stream(self.spark, self.config, begin), self._trigger
-        writer = frame.writeStream.queryName(self.config.name).foreachBatch(self._handle)
+        writer = frame.writeStream.queryName(self.config.name).foreachBatch(self._handle_batch)
         writer = writer.option("checkpointLocation", self.checkpoint.for_spark("spark"))
         if trigger.once:
             writer = writer.trigger(availableNow=True)
@@ -488,22 +492,22 @@ class _StreamRun:
         return self.options.trigger or self.config.trigger
 
     @property
-    def _once(self) -> bool:
+    def _runs_once(self) -> bool:
         return self._trigger.once
 
-    def _follow(self, query: StreamingQuery) -> None:
+    def _follow_query(self, query: StreamingQuery) -> None:
         """Return when the query has ended, or between two batches once `stop` is set; raise its error if it failed."""
         outage = Outage(self.config, self.status.enter)
         try:
             while not query.awaitTermination(_POLL_SECONDS):  # type: ignore[arg-type] # it takes fractions
                 if self.options.stop.is_set() and not self.busy.locked():
                     return
-                self._tell(query)
+                self._report_batches(query)
                 if not self.busy.locked():
                     self.status.alive()
                 if time.monotonic() > self.looked + _LOOK_SECONDS and not self.busy.locked():
-                    self._release()
-                outage.notice(query, busy=self.busy.locked())
+                    self._release_rows()
+                outage.watch_query(query, busy=self.busy.locked())
                 self._tell_silence()
         except StreamingQueryException as error:
             if not isinstance(self.error, Stopped):
@@ -520,7 +524,7 @@ class _StreamRun:
             log.warning(message, self.config.name, finding.text)
             self.silent_at = snapshot.place
 
-    def _release(self) -> None:
+    def _release_rows(self) -> None:
         """Release quarantined rows that are approved, and merge rows that wait, while no batch is running."""
         self.looked = time.monotonic()
         if not self.releasing.acquire(blocking=False):
@@ -528,7 +532,7 @@ class _StreamRun:
         try:
             store = CheckpointStore(self.checkpoint)
             about = self.lake, store, self._committers, self.executors
-            released = Release(self.config, self.spark, *about, self._deliver).idle()
+            released = Release(self.config, self.spark, *about, self._deliver_released).idle()
             if self._merge_backlogs() or released:
                 waiting = waiting_places(self.config, store)
                 self.status.note_blocked({place: backlog.why for place, backlog in waiting.items()})
@@ -542,7 +546,7 @@ class _StreamRun:
         """
         if self.config.debug or time.monotonic() < self.retried + self.retry_pause:
             return False
-        outboxes = self._outboxes()
+        outboxes = self._make_outboxes()
         pending = outboxes.with_backlogs()
         # Whether a batch was cut off is asked last: that opens the ledger.
         is_due = bool(pending) and not was_cut_off(self.lake, outboxes.store, self.config)
@@ -552,36 +556,36 @@ class _StreamRun:
         self.retried = time.monotonic()
         return is_due
 
-    def _deliver(self, key: str, query: str, last: int, rows: DataFrame) -> Applied | None:
+    def _deliver_released(self, key: str, query: str, last: int, rows: DataFrame) -> Applied | None:
         """Give rows of an outbox that left the quarantine to their sink, while no batch is running."""
-        return self._outboxes().deliver_released(key, query, last, rows)
+        return self._make_outboxes().deliver_released(key, query, last, rows)
 
-    def _outboxes(self) -> Outboxes:
+    def _make_outboxes(self) -> Outboxes:
         """Return the sinks with outboxes, for rows that are in no batch of this process."""
         of_run = f"{self.config.name}:{Checkpoint.read(self.checkpoint).run}"
         store = CheckpointStore(self.checkpoint)
         about = self.lake, store, of_run, self._committers, self.options.stop, self.executors
         return Outboxes(self.config, self.spark, *about)
 
-    def _end(self, query: StreamingQuery) -> None:
+    def _end_query(self, query: StreamingQuery) -> None:
         """Stop the query between two batches, and report the last ones."""
         with self.busy:
             query.stop()
         if self.batches:
-            self.batches.destination.close(finish=self._once)
-        self._tell(query, last=True)
+            self.batches.destination.close(finish=self._runs_once)
+        self._report_batches(query, last=True)
 
-    def _handle(self, raw: DataFrame, batch: int) -> None:
+    def _handle_batch(self, raw: DataFrame, batch: int) -> None:
         # Never wait here: who holds the lock is stopping the query, which ends when this call has returned.
         free = self.busy.acquire(blocking=False)
         try:
             if not free or self.options.stop.is_set():
                 raise Stopped
-            self.batches = self.batches or self._start(raw)
+            self.batches = self.batches or self._make_batches(raw)
             records = source.records(raw, self.config, self._memory, batch, self.batches.numbers)
             with self.releasing:
                 report = self.batches.process(records, batch)
-            self.pauses.succeeded()
+            self.pauses.note_success()
             if self.trouble.is_over():
                 log.info("%s: batch %d has come through: the trouble is over", self.config.name, batch)
             self.status.finished(report)
@@ -595,7 +599,7 @@ class _StreamRun:
             if free:
                 self.busy.release()
 
-    def _start(self, raw: DataFrame) -> Batches:
+    def _make_batches(self, raw: DataFrame) -> Batches:
         self.probe.result()
         run = self.spark.sparkContext.getLocalProperty("sql.streaming.queryId")
         assert run is not None  # Spark sets it for the thread of every streaming query
@@ -605,7 +609,7 @@ class _StreamRun:
             raw.sparkSession,
             self.lake,
             CheckpointStore(self.checkpoint, run),
-            self._watch,
+            self._watch_step,
             self.options.stop,
             planner=self.planner,
             executors=self.executors,
@@ -614,10 +618,10 @@ class _StreamRun:
             dead_letter_limit=self._dead_letter_limit,
             status=self.status,
             topics=self.topics,
-            spans=self._spans if self.config.source.kafka else None,
+            spans=self._spans_of_batch if self.config.source.kafka else None,
         )
 
-    def _spans(self, batch: int) -> tuple[Span, ...]:
+    def _spans_of_batch(self, batch: int) -> tuple[Span, ...]:
         """Return the records of a batch that has begun, by Spark's notes. Partitions without new ones are left out."""
         kafka = self.config.source.kafka
         assert kafka is not None
@@ -636,19 +640,19 @@ class _StreamRun:
                     spans.append(Span(topic, number, begin, end))
         return tuple(spans)
 
-    def _watch(self, batch: int, step: str, done: int, of: int) -> None:
+    def _watch_step(self, batch: int, step: str, done: int, of: int) -> None:
         self.status.step(batch, step, done, of)
         if self.options.watch:
             self.options.watch(batch, step, done, of)
 
-    def _tell(self, query: StreamingQuery, *, last: bool = False) -> None:
+    def _report_batches(self, query: StreamingQuery, *, last: bool = False) -> None:
         """Report finished batches, with the lag that Spark's progress knows a moment later."""
         if not self.unreported:
             return
         progresses = [json.loads(progress.json) for progress in query.recentProgress]
         if progresses:
             self._tell_source(progresses[-1])
-        behind = {progress["batchId"]: _behind(progress) for progress in progresses}
+        behind = {progress["batchId"]: _records_behind(progress) for progress in progresses}
         while self.unreported and (last or self.unreported[0].batch in behind):
             report = self.unreported.popleft()
             if self.options.finished:
@@ -681,7 +685,7 @@ def _by_partition(offsets: dict[str, dict[str, int]] | None) -> dict[tuple[str, 
     return by_partition
 
 
-def _behind(progress: dict[str, Any]) -> int | None:
+def _records_behind(progress: dict[str, Any]) -> int | None:
     """Return how many records of Kafka came after a batch; None for other sources, and if Spark does not know."""
     behind: int | None = None
     for entry in progress["sources"]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from router.delta.maintenance_process import MaintenanceProcess
-from router.engine.balance import total
+from router.engine.balance import sum_counts
 from router.engine.batch import Batches
 from router.engine.commit.catalog import Catalog
 from router.engine.commit.committers import Committers
@@ -60,7 +60,7 @@ class StreamDestination(Destination):
         # The manifest does not have it: the status takes it from here, and adds the time to the commits.
         self.status.staged(batch, decision.landed.began, decision.landed.ages)
         limit = self.dead_letter_limit
-        read = total(decision.partitions, "read")
+        read = sum_counts(decision.partitions, "read")
         share = dead_letter_share(self.lake, decision.landed.files, read, above=limit.smallest_share)
         if share is None:
             return []

@@ -79,14 +79,14 @@ class TopicIds:
         if by_ledger:
             noted = ledger.topic_ids(lake, config)
         topics = cls(spark, config, noted)
-        topics.compare(noted)
+        topics.compare_ids(noted)
         if not noted:
             topics.compare_with_bronze(lake)
         if topics.held and topics.held >= set(config.source.kafka.topics or noted):
-            raise StartError(topics.sentence())
+            raise StartError(topics.describe_held())
         return topics
 
-    def current(self, topics: Iterable[str]) -> dict[str, str]:
+    def current_ids(self, topics: Iterable[str]) -> dict[str, str]:
         """Return the ids that topics have now. Those that the brokers do not have, or give no id, are left out.
 
         Raises ConnectionError if no broker answers.
@@ -112,7 +112,7 @@ class TopicIds:
                 ids[topic] = topic_id
         return ids
 
-    def compare(self, topics: Iterable[str]) -> bool:
+    def compare_ids(self, topics: Iterable[str]) -> bool:
         """Note the ids of topics that have none yet, and hold those that have another one; return whether any is new.
 
         Call it after the records of a batch were read, and before anything is decided about them: a topic that is made
@@ -123,12 +123,12 @@ class TopicIds:
         names = set(topics) - self.held
         if not names:
             return False
-        for topic, topic_id in self.current(names).items():
+        for topic, topic_id in self.current_ids(names).items():
             if self.noted.setdefault(topic, topic_id) != topic_id:
                 self.held.add(topic)
         if self.held == before:
             return False
-        log.warning("%s", self.sentence())
+        log.warning("%s", self.describe_held())
         return True
 
     def compare_with_bronze(self, lake: Lake) -> None:
@@ -160,7 +160,7 @@ class TopicIds:
             if kept and {name: record[name] for name in COMPARED} not in kept:
                 self.held.add(record["topic"])
         if self.held:
-            log.warning("%s", self.sentence())
+            log.warning("%s", self.describe_held())
 
     def without_held(self, records: DataFrame) -> DataFrame:
         """Return the records of a batch without those of held topics. Lazy."""
@@ -168,7 +168,7 @@ class TopicIds:
             return records
         return records.filter(~F.col("topic").isin(sorted(self.held)))
 
-    def sentence(self) -> str:
+    def describe_held(self) -> str:
         """Return what is wrong, and what to do."""
         return f"{self.config.name}: {held_topics(self.held)}"
 

@@ -8,7 +8,7 @@ from confluent_kafka.admin import AdminClient
 
 from router import StartError
 from router.engine import ledger
-from router.engine.retryable_errors import passing
+from router.engine.retryable_errors import is_temporary
 from router.engine.start.spark_checkpoint import SparkNotes
 from tests.chaos import lakes
 from tests.chaos.conftest import PARTITIONS, configuration
@@ -76,7 +76,7 @@ def test_lost_records_stop_the_stream_until_they_are_accepted(drain, expired, tm
 
     with pytest.raises(StartError, match="--accept lost-records") as refused:
         drain(config)
-    assert not passing(refused.value)
+    assert not is_temporary(refused.value)
     assert refused.value.exit_code == 2
     assert f"{topic.name}/0 4 to 5 (2), {topic.name}/2 5 to 6 (2)" in str(refused.value)
     assert "has deleted 4 records" in str(refused.value)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake.exceptions import DeltaError
 
-from router.engine.retryable_errors import passing
+from router.engine.retryable_errors import is_temporary
 from router.errors import first_line
 from tests.chaos import lakes
 from tests.chaos.conftest import configuration
@@ -41,9 +41,9 @@ def test_a_full_disk_under_a_task_is_waited_for(spark: SparkSession) -> None:
     with pytest.raises(Exception, match=FULL) as raised:
         spark.range(1).mapInArrow(full, "id long").collect()
 
-    assert passing(raised.value)
+    assert is_temporary(raised.value)
     assert first_line(raised.value).startswith("OSError: [Errno 28]")
-    assert not passing(ValueError("28 is no number of an error"))
+    assert not is_temporary(ValueError("28 is no number of an error"))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_what_the_disk_says_is_in_an_error_of_delta_rs(before: str) -> None:
     error = DeltaError(before + causes)
     said = f"Generic LocalFileSystem error: Unable to copy data: {FULL} (os error 28)"
     assert first_line(error).removeprefix("OSError: ") == said
-    assert passing(error)
+    assert is_temporary(error)
 
 
 @pytest.fixture

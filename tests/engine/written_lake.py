@@ -98,13 +98,13 @@ class WrittenLake:
         manifest = Manifest(batch, "fingerprint", ("all/tables", "wins/delta"), tuple(commits), (part,))
         moved = {work.place: "it takes no rows" for work in commits if work.table in blocked}
         manifest = replace(manifest, quarantined=moved)
-        self.store.decide(manifest)
+        self.store.write_manifest(manifest)
         for work in commits:
             if work.place in moved:
                 self._move(work)
             else:
-                commit(self.lake, work, manifest.notes(QUERY))
-        found = ledger.rows("games", "run-1", batch, manifest.targets, (part,), {})
+                commit(self.lake, work, manifest.commit_notes(QUERY))
+        found = ledger.rows_of_batch("games", "run-1", batch, manifest.targets, (part,), {})
         found += ledger.of_moved("games", "run-1", manifest)
         committers = Committers(self.lake, None)  # type: ignore[arg-type] # no table here needs Spark
         ledger.append(committers, ledger.LedgerEntry("ops.ledger", f"{QUERY}/ledger", batch), found)

@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from router.cli import commands
 from router.config.loader import load_config
 from router.config.models import Trigger
-from router.engine.ledger import last
+from router.engine.ledger import read_last_batches
 from router.engine.preflight.route_tests import load_tests, run_tests
 from router.engine.stream import RunOptions, run
 from router.errors import ConfigError
@@ -77,7 +77,7 @@ def check_and_run(spark: SparkSession) -> dict[str, int]:
     assert [result.faults for result in results] == [()] * len(results)
     run(loaded, registry, spark, RunOptions(trigger=Trigger(once=True)))
     counts: dict[str, int] = {}
-    for entry in last(loaded.config, 10):
+    for entry in read_last_batches(loaded.config, 10):
         if entry["route"] is None:
             counts = {key: counts.get(key, 0) + (entry[key] or 0) for key in ("read", "decoded", "failed")}
         else:

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 import router.cli
 from router.config.loader import load_config
 from router.delta.lake import Lake
-from router.engine.ledger import last
+from router.engine.ledger import read_last_batches
 from router.engine.spark import session
 from router.engine.start.run_lock import alone, locked
 from router.engine.stream import run
@@ -160,7 +160,9 @@ def test_what_was_parked_or_refused_arrives_once_by_the_keys_of_its_receipts(gam
     assert keys(games.calls(), "key") == keys(dead)
     assert games.booked() == {"landed": 40, "applied": 40, "dead": 0, "parked": 0, "backlog": 0}
     config = load_config(games.file, load_registry(), environ={}).config
-    assert [row["applied"] for row in last(config, 2) if row["sink"] == "rest" and row["batch_id"] is None] == [20, 3]
+    assert [
+        row["applied"] for row in read_last_batches(config, 2) if row["sink"] == "rest" and row["batch_id"] is None
+    ] == [20, 3]
     books = CliRunner(env={"COLUMNS": "250"}).invoke(router.cli.commands, ["ledger", str(games.file)]).output
     assert [line.split()[:3] for line in books.splitlines() if line.startswith("replay")] == [
         ["replay", "wins", "rest"]

@@ -101,7 +101,7 @@ def test_a_batch_is_committed_and_booked(bucket: Lake) -> None:
         assert committers.commit_all(works, {}, {"router.batch": str(batch)}) == 0
         entry = ledger.LedgerEntry("ops.ledger", f"{QUERY}/ledger", batch)
         for _ in range(2):  # a restart books again
-            ledger.append(committers, entry, ledger.rows("games", "run-1", batch, (), (), {}), tables=tables)
+            ledger.append(committers, entry, ledger.rows_of_batch("games", "run-1", batch, (), (), {}), tables=tables)
 
     for table in ("silver.uno", "ops.ledger"):
         handle = bucket.open(table)

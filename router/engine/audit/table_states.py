@@ -156,7 +156,7 @@ class _Overview:
         rows: Counter[str] = Counter()
         # Without a ledger that can be read, no backlog is shown.
         with suppress(DeltaError, OSError):
-            for (route, sink), counts in ledger.totals(self.config).items():
+            for (route, sink), counts in ledger.read_totals(self.config).items():
                 if route is not None and sink is not None and counts.get("backlog", 0) > 0:
                     rows[outbox_of(self.config.name, route, sink)] = counts["backlog"]
         return rows

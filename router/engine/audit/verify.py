@@ -229,7 +229,7 @@ def _manifests(
     """
     decided: dict[str, dict[str, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
     damaged: dict[str, str] = {}
-    for path in store.paths(f"manifests/{store.run}"):
+    for path in store.json_paths(f"manifests/{store.run}"):
         try:
             content = store.load(path)
         except StartError as error:
@@ -274,7 +274,7 @@ def _merged(
 
     for batch in range(max(first, last - KEPT + 1), last + 1):
         try:
-            merged = store.merged(batch)
+            merged = store.read_merged(batch)
         except StartError as error:
             damaged[f"applied/{batch}"] = str(error)
             continue

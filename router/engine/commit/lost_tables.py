@@ -205,7 +205,7 @@ def _list_lost_tables(lost: Mapping[str, LostTable]) -> str:
 def _read_manifests(store: CheckpointStore, last: int) -> Iterator[dict[str, Any]]:
     """Yield the manifests of a run up to a batch as JSON, the newest first."""
     size = 0
-    for path in reversed(store.paths(f"manifests/{store.run}")):
+    for path in reversed(store.json_paths(f"manifests/{store.run}")):
         batch = int(path.rpartition("/")[2].removesuffix(".json"))
         text = store.read(path) if batch <= last else None
         if text is not None:
@@ -219,7 +219,7 @@ def _read_manifests(store: CheckpointStore, last: int) -> Iterator[dict[str, Any
 def _read_merges(store: CheckpointStore, batch: int) -> list[tuple[str, str]]:
     """Return sink and table of each merge of a batch; none if its mark is damaged."""
     try:
-        merged = store.merged(batch)
+        merged = store.read_merged(batch)
     except StartError:  # if the mark is still needed, applying the batch raises it
         return []
     return [(key, table) for key, tables in merged.items() for table in tables]

@@ -31,7 +31,7 @@ from router.delta.table_cache import THREADS
 from router.delta.transaction_id import table_id
 from router.delta.widening import rewrite
 from router.engine.label.layout import DEAD_SCHEMA, MERGED_COORDINATES
-from router.engine.retryable_errors import passing
+from router.engine.retryable_errors import is_temporary
 from router.errors import TableError, first_line
 from router.own_names import TABLE
 from router.stages import Stage
@@ -236,7 +236,7 @@ def merge_table(job: MergeJob, table: str, rows: pa.Table) -> Merge:
         forbidden = isinstance(error, EvolutionForbidden)
     except Exception as error:  # whatever is raised concerns this table only
         damage = log_damage(job.staging.lake, table)
-        if not damage and not passing(error):
+        if not damage and not is_temporary(error):
             return table, {"spark": f"delta-rs cannot merge its rows: {first_line(error)}"}, None
         problem = damage or f"{type(error).__name__}: {first_line(error)}"
         forbidden = False

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from router.api.columns import quote_identifier
 from router.api.halving import by_halves
 from router.delta.keyed.row_order import REFUSED
-from router.engine.retryable_errors import passing
+from router.engine.retryable_errors import is_temporary
 from router.errors import RouterError, first_line
 from router.own_names import STAGING
 from router.spark_internals import causes_in_jvm, first_cause
@@ -79,7 +79,7 @@ class RefusedKeys:
 
 def is_caused_by_rows(error: BaseException) -> bool:
     """Return whether rows may have caused the failure of a merge: it can neither pass, nor is it one of the plan."""
-    if isinstance(error, RouterError) or passing(error):
+    if isinstance(error, RouterError) or is_temporary(error):
         return False
     causes = causes_in_jvm(error)
     return bool(causes) and not any(name.endswith("AnalysisException") for name, _ in causes)

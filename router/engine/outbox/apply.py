@@ -107,13 +107,13 @@ class Outboxes:
         targets = {target.key: target for target in layout.targets if target.outbox}
         counts: dict[str, Applied] = {}
         self.merger.tables.clear()
-        before = self.store.applied(manifest.batch) if targets else {}
+        before = self.store.read_applied(manifest.batch) if targets else {}
         for work in manifest.commits:
             if work.place in manifest.quarantined:
                 continue
             target = targets.get(work.target)
             if target is not None:
-                steps.tell(f"apply {target.key}", 0, 1)  # which one, if it takes long
+                steps.report_progress(f"apply {target.key}", 0, 1)  # which one, if it takes long
                 counts[target.key] = before.get(target.key) or self._apply_commit(target, work, manifest, replay)
                 self.committers.delete_applied_files(work)
             # The batch was decided under a configuration that still had the sink.
@@ -156,7 +156,7 @@ class Outboxes:
 
     def unapplied_commits(self, manifest: Manifest) -> list[TableCommit]:
         """Return the commits of a batch whose staged files a sink still has to read."""
-        applied = self.store.applied(manifest.batch)
+        applied = self.store.read_applied(manifest.batch)
         waiting = {key for key in self.sinks if not self._is_detached(key)} - applied.keys()
         unapplied = []
         for work in manifest.commits:
@@ -178,7 +178,7 @@ class Outboxes:
         # A run of its own: the mark of the release must not be taken for that of a batch of this run.
         run = f"{REPLAY}{query.rpartition(':')[2]}"
         store = replace(self.store, run=run)
-        applied = store.applied(last).get(key)
+        applied = store.read_applied(last).get(key)
         if applied is not None:
             return applied
         work = self._stage_rows(target, query, last, from_json(rows, to_spark_columns(target.schema, ntz=True)))
@@ -222,7 +222,7 @@ class Outboxes:
             return Applied()  # its own query reads them from the outbox
         events = staged_rows(self.spark, self.lake, work)
         if isinstance(sink, MergingSink):
-            rows = OutboxRows(target, work, events, manifest.partitions, manifest.notes(self.query))
+            rows = OutboxRows(target, work, events, manifest.partitions, manifest.commit_notes(self.query))
             return self.merger.merge(sink, rows)
         assert isinstance(sink, ApplyingSink)  # others have no outbox
         batch = Batch(
@@ -255,7 +255,7 @@ class Applier:
     def apply_once(self, sink: ApplyingSink, rows: int, events: DataFrame, batch: Batch) -> Applied:
         """Give the rows of a batch to its sink, unless that was done."""
         key = f"{batch.route}/{batch.sink}"
-        before = self.store.applied(batch.id).get(key)
+        before = self.store.read_applied(batch.id).get(key)
         if before:
             return before
         if not self.sends:

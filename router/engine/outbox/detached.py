@@ -25,7 +25,7 @@ from router.engine.checkpoint_store import CheckpointStore
 from router.engine.label.layout import outbox_of
 from router.engine.outbox.apply import Applier, OutboxSink
 from router.engine.outbox.retention import TIDY_SECONDS, not_parked
-from router.engine.retryable_errors import GrowingPauses, RepeatedTrouble, passing
+from router.engine.retryable_errors import GrowingPauses, RepeatedTrouble, is_temporary
 from router.engine.start.spark_checkpoint import SparkNotes
 from router.errors import RouterError, SinkError, StartError, TableError, first_line
 
@@ -91,7 +91,7 @@ class DetachedSink(OutboxSink):
         """Send the rows of the outbox. A failed batch is tried again, with `once` only if that may help."""
         self.pauses = GrowingPauses(_LONGEST_PAUSE)
         policy = Retrying(
-            retry=retry_if_exception(lambda error: not self.once or passing(error)),
+            retry=retry_if_exception(lambda error: not self.once or is_temporary(error)),
             wait=self.pauses,
             stop=stop_when_event_set(self.stop),
             sleep=sleep_using_event(self.stop),
@@ -172,7 +172,7 @@ class DetachedSink(OutboxSink):
 
     def _may_have_got(self, run: str, batch: int, notes: SparkNotes) -> bool:
         """Return whether the sink may have got rows of a batch."""
-        if batch in notes.numbers("commits") or self.key in CheckpointStore(self.checkpoint, run).applied(batch):
+        if batch in notes.numbers("commits") or self.key in CheckpointStore(self.checkpoint, run).read_applied(batch):
             return True
         owner = TransactionId("sink", f"{self.config.name}:{run}", self.route, self.name)
         return has_parts(self.lake, str(owner), batch)
@@ -234,7 +234,7 @@ class DetachedSink(OutboxSink):
             self.sent(self.key, counts)
         self._log_batch(number, counts, time.monotonic() - started)
         self.ended = number
-        self.pauses.succeeded()
+        self.pauses.note_success()
         if self.waits:
             self.waits(self.key, "")
         if self.trouble.is_over():
@@ -337,7 +337,7 @@ class DetachedSinks:
         for sink in self.sinks:
             if sink.has_begun:
                 continue
-            sent = ledger.sent(sink.lake, sink.config, sink.key)
+            sent = ledger.count_sent_rows(sink.lake, sink.config, sink.key)
             if sent:
                 raise StartError(
                     f"route {sink.route}, sink {sink.name}: {sent:,} rows of its outbox were sent before and there is "
@@ -364,7 +364,7 @@ class DetachedSinks:
         errors: list[RouterError] = []
         for sink in self.sinks:
             # An error that may pass is no reason to end with a failure: the next run tries again.
-            if sink.failed is None or passing(sink.failed):
+            if sink.failed is None or is_temporary(sink.failed):
                 continue
             if isinstance(sink.failed, SinkError):
                 errors.append(sink.failed)

@@ -196,7 +196,7 @@ class LakeChanges:
     def changed_sinks(self) -> Iterator[Change]:
         """Yield the sinks that are new since the newest batch, and those that are gone and no rows wait for."""
         newest = self._newest_manifest()
-        manifest = self.store.manifest(newest) if newest >= 0 else None
+        manifest = self.store.read_manifest(newest) if newest >= 0 else None
         if manifest is None:
             return
         for key in sorted({*self._places} - {*manifest.targets}):
@@ -210,7 +210,7 @@ class LakeChanges:
     def lost_names(self) -> Iterator[Change]:
         """Yield the routes and sinks that ran under a former name (`was`), and have another one by now."""
         now = identities(self.config)
-        for shown, former in sorted(self.store.note().identities.items()):
+        for shown, former in sorted(self.store.read_note().identities.items()):
             if now.get(shown, former) == former:
                 continue
             yield Change(
@@ -250,7 +250,7 @@ class LakeChanges:
 
         Rows of a sink that a person let go (`--accept gone-sinks`) are no reason to refuse a start.
         """
-        accepted = self.store.note().gone_sinks
+        accepted = self.store.read_note().gone_sinks
         for route, sink in sorted(self.former_sinks()):
             waiting = self._waiting(route, sink)
             if not waiting:
@@ -303,7 +303,7 @@ class LakeChanges:
         # The ledger counts the rows of a batch that has ended.
         if newest <= self._past.last or newest <= self._last_in_ledger():
             return {}
-        manifest = self.store.manifest(newest)
+        manifest = self.store.read_manifest(newest)
         if manifest is None:
             return {}
         rows: dict[tuple[str, str], int] = {}
@@ -317,7 +317,7 @@ class LakeChanges:
         """Return the last batch that the run has decided, -1 for none."""
         if not self.store.run:
             return -1
-        paths = self.store.paths(f"manifests/{self.store.run}")
+        paths = self.store.json_paths(f"manifests/{self.store.run}")
         if not paths:
             return -1
         return int(paths[-1].rpartition("/")[2].removesuffix(".json"))
@@ -338,7 +338,7 @@ class LakeChanges:
 
     @cached_property
     def _totals(self) -> dict[tuple[str | None, str | None], dict[str, int]]:
-        return ledger.totals(self.config)
+        return ledger.read_totals(self.config)
 
     def _quarantined(self, route: str, sink: str) -> int:
         table = quarantine_of(self.config.name, route, sink)
@@ -569,7 +569,7 @@ def refuse_changes(changes: LakeChanges, accept: Accepted) -> None:
     """
     config = changes.config
     store = changes.store
-    accepted = frozenset(store.note().gone_sinks)
+    accepted = frozenset(store.read_note().gone_sinks)
     former = frozenset(f"{route}/{sink}" for route, sink in changes.former_sinks())
     still_accepted = accepted & former
     if "gone-sinks" in accept:
@@ -584,7 +584,7 @@ def refuse_changes(changes: LakeChanges, accept: Accepted) -> None:
         raise StartError(f"{config.name}: {'. '.join(refused)}")
     renamed = {shown: identity for shown, identity in identities(config).items() if shown != identity}
     # A route that is put back after some starts without it has its former name still.
-    noted = store.note().identities
+    noted = store.read_note().identities
     if {**noted, **renamed} != noted:
         store.change_note(identities={**noted, **renamed})
 

@@ -295,7 +295,7 @@ def _faults(config: Config, case: RouteTest, records: pa.Table, spark: SparkSess
     if case.expect.violated is not None:
         yield from _violation_faults(case.expect.violated, report)
 
-    manifest = store.manifest(0)
+    manifest = store.read_manifest(0)
     staged = {commit.table: commit for commit in manifest.commits} if manifest else {}
     # The rows of these tables are seen elsewhere: in `sent`, in dead letters, in the tables that they are merged into.
     hidden = {config.dead_letters, config.ledger}

@@ -249,7 +249,7 @@ def write_pending(store: CheckpointStore, pending: PendingRelease) -> None:
 def pending_releases(store: CheckpointStore, folder: str = "approvals") -> list[PendingRelease]:
     """Return the approvals (or the notes in `blocked`) that are not carried out yet, oldest first."""
     pending = []
-    for path in store.paths(folder):
+    for path in store.json_paths(folder):
         content = store.load(path)
         if content:  # a running stream may have carried it out just now
             pending.append(PendingRelease(**{**content, "place": Place(**content["place"])}))
@@ -365,7 +365,7 @@ class Quarantine:
         else:
             rows, moved = self._in_types_of_quarantine(rows, moved)
             rows = rows.select(*own_columns, "*")
-        self.committers.append_rows(session, moved, manifest.notes(self.query), rows)
+        self.committers.append_rows(session, moved, manifest.commit_notes(self.query), rows)
         # A log that cannot be read may refer to the files, and be restored from a copy later.
         if not isinstance(TableCache(self.lake).readable([work.table])[work.table], TableError):
             self.lake.delete(*(file.path for file in work.files))

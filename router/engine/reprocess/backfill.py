@@ -78,7 +78,7 @@ class BackfillDestination(Destination):
     lake: Lake
     tables: Any
 
-    def chosen(self, decision: BatchDecision, batch: int) -> tuple[TableCommit, ...]:
+    def choose_commits(self, decision: BatchDecision, batch: int) -> tuple[TableCommit, ...]:
         """Return the commits without rows of records that have rows. Raises StartError if that is unknown."""
         spans = {(part.topic, part.partition): (part.first, part.last) for part in decision.partitions}
         # All tables are looked at before a file of one of them is rewritten.
@@ -224,7 +224,7 @@ class Backfill(Reprocessing):
         except StartError:  # before the manifest: nothing was committed
             run.finish()
             raise
-        manifest = run.store.manifest(0)
+        manifest = run.store.read_manifest(0)
         assert manifest is not None  # it was processed
         rows: dict[str, int] = {}
         for commit in manifest.commits:

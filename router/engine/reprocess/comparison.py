@@ -22,7 +22,7 @@ from router.delta.keyed.row_order import DELETED
 from router.delta.lake import Lake
 from router.delta.staged_files import staged_parts
 from router.delta.unreadable_values import as_rows
-from router.engine.balance import total
+from router.engine.balance import sum_counts
 from router.engine.decision import tables_of
 from router.engine.label.layout import MERGED_COORDINATES, TRACED
 from router.engine.reprocess.preview import (
@@ -157,7 +157,7 @@ def compare(before: ReprocessContext, now: ReprocessContext, choice: RecordChoic
                 trials.append(_Compared(Trial.of(context, lake, place, records, tables), left_out))
             old, new = trials
             stops = {"before": old.trial.noted, "now": new.trial.noted}
-            read = max(total(compared.trial.decision.partitions, "read") for compared in trials)
+            read = max(sum_counts(compared.trial.decision.partitions, "read") for compared in trials)
             return Comparison(
                 place=place,
                 read=read,

@@ -30,7 +30,7 @@ from router.delta.replace_by_spark import staged_rows
 from router.delta.staged_files import staged_parts
 from router.delta.unreadable_values import as_rows
 from router.engine.audit.dead_letters import DeadLetterGroup, DeadLetterSelection, groups_in
-from router.engine.balance import keyed, total
+from router.engine.balance import sum_by_key, sum_counts
 from router.engine.checkpoint_store import CheckpointStore, CopiedSchemas
 from router.engine.dead_letter_share import dead_letter_share
 from router.engine.decision import BatchDecider
@@ -135,9 +135,9 @@ class PreviewDestination(Destination):
 
     noted: list[str] = field(default_factory=list)
 
-    def faults(self, layout: Layout, landed: Landed, counted: tuple[Partition, ...]) -> list[str]:
+    def faults_of_counts(self, layout: Layout, landed: Landed, counted: tuple[Partition, ...]) -> list[str]:
         """Note the faults of a batch; it may be landed again, which replaces them."""
-        self.noted = super().faults(layout, landed, counted)
+        self.noted = super().faults_of_counts(layout, landed, counted)
         return []
 
     def faults_of_tables(self, refused: tuple[str, ...]) -> tuple[str, ...]:
@@ -228,13 +228,13 @@ def preview(context: ReprocessContext, choice: RecordChoice, samples: int) -> Pr
         decision = trial.decision
         return Preview(
             place=place,
-            read=total(decision.partitions, "read"),
-            unmatched=total(decision.partitions, "unmatched"),
+            read=sum_counts(decision.partitions, "read"),
+            unmatched=sum_counts(decision.partitions, "unmatched"),
             stops=tuple(trial.noted),
             tables=tuple(_tables(trial, samples)),
             sinks=tuple(trial.calls(samples)),
             dead_letters=tuple(_groups(trial.dead_letters())),
-            expectations=dict(keyed(decision.partitions, "violated")),
+            expectations=dict(sum_by_key(decision.partitions, "violated")),
             waiting=trial.waiting,
         )
 
@@ -309,7 +309,7 @@ def _too_many_dead(context: ReprocessContext, lake: Lake, decision: BatchDecisio
     largest = context.config.dead_letter_options.largest_share
     if largest is None:
         return []
-    share = dead_letter_share(lake, decision.landed.files, total(decision.partitions, "read"), above=largest)
+    share = dead_letter_share(lake, decision.landed.files, sum_counts(decision.partitions, "read"), above=largest)
     return [] if share is None else [f"{share}; {largest:.1%} may (`dead_letters: at_most`)"]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from router.api.sinks import LakeSink
-from router.engine.balance import keyed, total
+from router.engine.balance import sum_by_key, sum_counts
 from router.engine.decision import BatchDecider
 from router.engine.destination import Destination
 from router.engine.preflight.explain import fixed_table
@@ -75,11 +75,11 @@ class RebuildDestination(Destination):
 
     records: int
 
-    def faults(self, layout: Layout, landed: Landed, counted: tuple[Partition, ...]) -> list[str]:
+    def faults_of_counts(self, layout: Layout, landed: Landed, counted: tuple[Partition, ...]) -> list[str]:
         """Return what does not balance: records that were not read, rows that are in no file."""
         in_files = sum(file.rows for file in landed.files)
-        rows = sum(keyed(counted, "landed").values())
-        read = total(counted, "read")
+        rows = sum(sum_by_key(counted, "landed").values())
+        read = sum_counts(counted, "read")
         if read == self.records and in_files == rows:
             return []
         numbers = f"of {self.records:,} records {read:,} were read, and {in_files:,} of {rows:,} rows are in files"
@@ -127,9 +127,9 @@ class Rebuild:
             if len(self.only) > 1:
                 name += " and others"
             raise TableError(name, error.what) from error
-        refused = sum(keyed(decision.partitions, "rejected").values())
-        refused += sum(keyed(decision.partitions, "quarantined").values())
-        return RebuiltRows(decision.commits, total(decision.partitions, "read"), refused)
+        refused = sum(sum_by_key(decision.partitions, "rejected").values())
+        refused += sum(sum_by_key(decision.partitions, "quarantined").values())
+        return RebuiltRows(decision.commits, sum_counts(decision.partitions, "read"), refused)
 
     def _config(self) -> Config:
         """Return the configuration with only those routes that may have rows for the tables."""

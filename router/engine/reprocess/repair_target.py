@@ -217,9 +217,9 @@ class RepairTarget:
 
     def has_unfinished_batch(self) -> bool:
         """Return whether a manifest of a batch after N has rows for the table."""
-        for path in self.store.paths(f"manifests/{self.store.run}"):
+        for path in self.store.json_paths(f"manifests/{self.store.run}"):
             number = int(path.rpartition("/")[2].removesuffix(".json"))
-            manifest = self.store.manifest(number) if number > self.last else None
+            manifest = self.store.read_manifest(number) if number > self.last else None
             if manifest is None:
                 continue
             for commit in manifest.commits:

@@ -27,7 +27,7 @@ from router.config.models import names_of
 from router.counts import BY_NAME
 from router.delta.parquet_writer import staged_again
 from router.engine import ledger
-from router.engine.balance import total
+from router.engine.balance import sum_counts
 from router.engine.batch import Batches
 from router.engine.decision import BatchDecider
 from router.engine.destination import Destination
@@ -150,7 +150,7 @@ class ReplayDestination(Destination):
     lake: Lake
     scope: Scope
 
-    def chosen(self, decision: BatchDecision, batch: int) -> tuple[TableCommit, ...]:
+    def choose_commits(self, decision: BatchDecision, batch: int) -> tuple[TableCommit, ...]:
         """Return the commits without the dead letters of the scope, whose records are noted."""
         commits = []
         for commit in decision.commits:
@@ -204,7 +204,9 @@ class ReplayDestination(Destination):
 
     def ledger_rows(self, manifest: Manifest, applied: dict[str, Applied]) -> list[dict[str, Any]]:
         """Return what the replay has changed: more rows are there, and as many fewer are dead letters."""
-        rows = ledger.rows(self.config.name, self.run, manifest.batch, manifest.targets, manifest.partitions, applied)
+        rows = ledger.rows_of_batch(
+            self.config.name, self.run, manifest.batch, manifest.targets, manifest.partitions, applied
+        )
         changed = [row for row in rows if row.get("route") is not None]
         changed += ledger.of_moved(self.config.name, self.run, manifest)
         changed += self._fewer_dead_letters(manifest)
@@ -214,9 +216,9 @@ class ReplayDestination(Destination):
     def _fewer_dead_letters(self, manifest: Manifest) -> list[dict[str, Any]]:
         """Return the changes of the counts that the dead letters had in the ledger until now."""
         partitions = manifest.partitions
-        read = total(partitions, "read")
+        read = sum_counts(partitions, "read")
         if self.scope.route is None:
-            changes = {name: total(partitions, name) for name in (*BY_NAME["read"].parts, "unmatched")}
+            changes = {name: sum_counts(partitions, name) for name in (*BY_NAME["read"].parts, "unmatched")}
             changes["read"] = 0
             # All of them were counted as failed until now, or as decoded and unmatched.
             if self.scope.stage in (Stage.READ, Stage.DECODE):
@@ -233,7 +235,9 @@ class ReplayDestination(Destination):
         rows = []
         for key in manifest.targets:
             route, sink = key.split("/", 1)
-            rows.append({"route": route, "sink": sink, **dict.fromkeys(counts, total(partitions, "failed") - read)})
+            rows.append(
+                {"route": route, "sink": sink, **dict.fromkeys(counts, sum_counts(partitions, "failed") - read)}
+            )
         return rows
 
 
@@ -316,7 +320,7 @@ class DeadLetterReplay(Reprocessing):
         plan = decider.plan(self._records(run, scope), arrival=0)
         decision = decider.land_and_decide(plan, Steps(0), destination)
         # Nothing is committed: all staged files are deleted again.
-        commits = destination.chosen(decision, 0)
+        commits = destination.choose_commits(decision, 0)
         for commit in commits:
             self.lake.delete(*(file.path for file in commit.files))
         decider.landing.discard_files(decision.landed)
@@ -339,7 +343,7 @@ class DeadLetterReplay(Reprocessing):
             outcome = self._count(run, scope)
             if not outcome.obstacle:
                 self._batches(run, scope).process(self._records(run, scope), batch)
-                manifest = run.store.manifest(batch)
+                manifest = run.store.read_manifest(batch)
                 assert manifest is not None  # it was processed
                 self._mark(run, scope, batch)
                 outcome = self._outcome(run, outcome, batch, manifest.commits, manifest.partitions)
@@ -389,7 +393,7 @@ class DeadLetterReplay(Reprocessing):
             place = commit.target if commit.table.startswith(OUTBOX) else commit.table
             places[place] = places.get(place, 0) + commit.rows
         # Dead letters whose record bronze lacks were not read: they stay as well.
-        still = self._count_still(run, batch) + counted.rows - total(partitions, "read")
+        still = self._count_still(run, batch) + counted.rows - sum_counts(partitions, "read")
         return replace(counted, places=places, still=still, other=other)
 
     def _count_still(self, run: NamedRun[DeadLetterChoice], batch: int) -> int:

@@ -60,5 +60,5 @@ class NamedRun(Generic[Choice]):
         """Delete the run's note, then its other files in the store."""
         self.store.delete(self.note)
         for folder in ("manifests", "applied"):
-            for path in self.store.paths(f"{folder}/{self.name}"):
+            for path in self.store.json_paths(f"{folder}/{self.name}"):
                 self.store.delete(path)

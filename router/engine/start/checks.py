@@ -79,7 +79,7 @@ def last_manifest(checkpoint: Lake) -> Manifest | None:
     """Return the manifest of the last batch that was decided; None before the first."""
     past = Checkpoint.read(checkpoint)
     store = CheckpointStore(checkpoint, past.run or "")
-    return store.manifest(past.decided) or store.manifest(past.last)
+    return store.read_manifest(past.decided) or store.read_manifest(past.last)
 
 
 def was_cut_off(lake: Lake, store: CheckpointStore, config: Config) -> bool:
@@ -273,7 +273,7 @@ def refuse_other_source(store: CheckpointStore, config: Config, past: Checkpoint
     fails.
     """
     kind = _kind_of_source(config)
-    noted = store.note().source
+    noted = store.read_note().source
     if past.decided >= 0 and noted not in ("", kind):
         raise StartError(
             f"the checkpoint of {config.name} says how far {noted} was read, and the source is {kind} now: it cannot "
@@ -284,7 +284,7 @@ def refuse_other_source(store: CheckpointStore, config: Config, past: Checkpoint
 def note_source(store: CheckpointStore, config: Config) -> None:
     """Note in the checkpoint whose records it counts."""
     kind = _kind_of_source(config)
-    if store.note().source != kind:
+    if store.read_note().source != kind:
         store.change_note(source=kind)
 
 

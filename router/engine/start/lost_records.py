@@ -110,7 +110,7 @@ class LostRecords:
         run = past.run or ""
         batch = past.last + 1
         begin = self._begin(batch)
-        if CheckpointStore(self.checkpoint, run).manifest(batch) is not None:
+        if CheckpointStore(self.checkpoint, run).read_manifest(batch) is not None:
             return self._end_decided_batch(batch, self._deleted_topics(begin), accepted=accepted)
         if ledger.last_batch(self.lake.open(self.config.ledger), self.config.name, past.run) >= batch:
             end = self._begin(batch + 1)

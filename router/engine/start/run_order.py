@@ -27,7 +27,7 @@ def ordinal_of(store: CheckpointStore, lake: Lake, ledger: str, *, by_spark: Spa
     """
     if store.run.startswith(REPLAY):
         return -1
-    ordinals = store.note().runs
+    ordinals = store.read_note().runs
     if store.run in ordinals:
         return ordinals[store.run]
     runs = _runs(lake, ledger, by_spark) - {store.run}

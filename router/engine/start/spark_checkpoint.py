@@ -286,7 +286,7 @@ class CheckpointMending:
             return str(metadata.get("id", ""))
         newest = max(self.notes.numbers("offsets"), default=-1)
         last_batches: dict[str, int] = {}
-        for path in CheckpointStore(self.checkpoint).paths("manifests"):
+        for path in CheckpointStore(self.checkpoint).json_paths("manifests"):
             _, run, file = path.split("/")
             last_batches[run] = max(last_batches.get(run, -1), int(file.removesuffix(".json")))
         # It can be a run that has decided the newest batch, or the one before it, unless its records were others.
@@ -307,7 +307,7 @@ class CheckpointMending:
         """Return whether the manifest of a run counts records of a batch as Spark has noted it; None if unknown."""
         before = path_before(batch)
         behind = f"offsets/{batch}"
-        manifest = CheckpointStore(self.checkpoint, run).manifest(batch)
+        manifest = CheckpointStore(self.checkpoint, run).read_manifest(batch)
         if self.config.source.kafka is None or manifest is None:
             return None
         if self.notes.damage(before) or self.notes.damage(behind):
@@ -387,7 +387,7 @@ class CheckpointMending:
             return None
         # From there each manifest counts what its batch has read.
         for number in range(first, batch + 1):
-            manifest = store.manifest(number)
+            manifest = store.read_manifest(number)
             if manifest is None:
                 return None
             for part in manifest.partitions:
@@ -405,14 +405,14 @@ class CheckpointMending:
         kafka = self.config.source.kafka
         if kafka is None or kafka.start != "earliest" or kafka.start_time:
             return False
-        return all(path.split("/")[1] == store.run for path in store.paths("manifests"))
+        return all(path.split("/")[1] == store.run for path in store.json_paths("manifests"))
 
     def _mend_first_offsets(self, store: CheckpointStore) -> None:
         """Mend the note where the first batch begins: Spark reads it at every start."""
         path = "sources/0/0"
         if self.config.source.kafka is None or not self.notes.damage(path):
             return
-        manifest = store.manifest(0)
+        manifest = store.read_manifest(0)
         if manifest is not None or self.notes.numbers("commits"):
             begins = self.notes.offsets(f"offsets/{self.notes.numbers('offsets')[0]}")
             why = "nothing begins with it any more"

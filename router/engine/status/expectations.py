@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from router.engine.audit.expectation_counts import expectation_counts
-from router.engine.balance import keyed, total
+from router.engine.balance import sum_by_key, sum_counts
 from router.engine.status.snapshot import ExpectationStatus
 from router.own_names import BRONZE
 
@@ -48,10 +48,12 @@ def with_batch(
 ) -> dict[str, ExpectationStatus]:
     """Return expectations with the counts of a batch added. A trend leaves out batches without an event for it."""
     updated = dict(statuses)
-    violated = keyed(manifest.partitions, "violated")
-    events_by_route = keyed(manifest.partitions, "matched")
+    violated = sum_by_key(manifest.partitions, "violated")
+    events_by_route = sum_by_key(manifest.partitions, "matched")
     # Nothing is expected of the records that `drop: nulls` leaves out of bronze.
-    events_by_route[BRONZE] = total(manifest.partitions, "read") - keyed(manifest.partitions, "dropped")[BRONZE]
+    events_by_route[BRONZE] = (
+        sum_counts(manifest.partitions, "read") - sum_by_key(manifest.partitions, "dropped")[BRONZE]
+    )
     for key, status in statuses.items():
         route, _, _ = key.rpartition("/")
         events = events_by_route.get(route, 0)

@@ -126,7 +126,7 @@ class LakeBoard(BackgroundThread):
         if table is None:
             return {}
         waiting = waiting_in_outboxes(table, self.config, time.time())
-        rows = ledger.last(self.config, BATCHES)
+        rows = ledger.read_last_batches(self.config, BATCHES)
         # Those of the last batches: a field that the schema has by now is in none of them some time later.
         unknown_fields: Counter[str] = Counter()
         for row in rows:
@@ -134,7 +134,7 @@ class LakeBoard(BackgroundThread):
         fields = {"batches": self._batches(rows), "unknown_fields": dict(unknown_fields.most_common(FIELDS))}
         if self.brief:
             return {**fields, "sinks": self._sinks({}, waiting)}
-        sums = ledger.totals(self.config)
+        sums = ledger.read_totals(self.config)
         source = sums.get((None, None), {})
         records = {name: source.get(name, 0) for name in outcome_names("source")}
         records["dead_letters"] = sum(self._dead_letters(counts) for counts in sums.values())

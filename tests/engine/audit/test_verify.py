@@ -190,7 +190,7 @@ def test_rows_that_were_moved_to_the_quarantine_are_ok(lake: WrittenLake) -> Non
     lake.take(1)
     assert wrong(lake) == {}
 
-    for path in lake.store.paths("manifests/run-1"):  # the ledger alone says it, too
+    for path in lake.store.json_paths("manifests/run-1"):  # the ledger alone says it, too
         lake.store.delete(path)
     assert wrong(lake) == {}
 
@@ -208,12 +208,12 @@ def test_a_damaged_manifest_is_named(lake: WrittenLake, content: bytes) -> None:
     """Without it the command that looks for damage ends with a traceback."""
     path = lake.store.manifest_path(3)
     lake.store.write(path, content)
-    assert f"{lake.store.place(path)} is damaged" in wrong(lake)["manifest"]
+    assert f"{lake.store.address_of(path)} is damaged" in wrong(lake)["manifest"]
 
 
 def test_a_table_that_was_dropped_long_ago_is_missed_by_its_sink(lake: WrittenLake) -> None:
     """Manifests are kept for a hundred batches; after these the ledger knows how many rows a sink has landed."""
-    for path in lake.store.paths("manifests/run-1"):
+    for path in lake.store.json_paths("manifests/run-1"):
         lake.store.delete(path)
     shutil.rmtree(lake.path("silver.uno"))
     found = wrong(lake)

@@ -56,10 +56,10 @@ def test_notes_of_spark_that_name_no_run_are_damaged(lake: Lake, content: bytes)
 
 def test_a_manifest_comes_back_as_it_was(store: CheckpointStore) -> None:
     """Without it a restart finishes another batch than the one that was decided."""
-    store.decide(manifest(7))
+    store.write_manifest(manifest(7))
 
-    assert store.manifest(7) == manifest(7)
-    assert store.manifest(8) is None
+    assert store.read_manifest(7) == manifest(7)
+    assert store.read_manifest(8) is None
     assert manifest(7).demands == Demands({}, {"r/s/silver.t": {"ü": 'why "not"'}}, {"r/s": frozenset({"silver.t"})})
 
 
@@ -69,39 +69,39 @@ def test_a_manifest_that_was_not_written_whole_is_none(store: CheckpointStore, t
     folder.mkdir(parents=True)
     (folder / "0000000007.tmp").write_bytes(manifest(7).dump()[:50])
 
-    assert store.manifest(7) is None
-    store.decide(manifest(7))
-    assert store.manifest(7) == manifest(7)
+    assert store.read_manifest(7) is None
+    store.write_manifest(manifest(7))
+    assert store.read_manifest(7) == manifest(7)
 
 
 def test_another_run_decides_for_itself(store: CheckpointStore, tmp_path: Path) -> None:
     """Without it a new checkpoint takes the batches of the old one for its own, and skips its records."""
-    store.decide(manifest(0))
+    store.write_manifest(manifest(0))
 
-    assert CheckpointStore(Lake.at(str(tmp_path)), "run-2").manifest(0) is None
-    assert CheckpointStore(Lake.at(str(tmp_path)), "run-1").manifest(0) == manifest(0)
+    assert CheckpointStore(Lake.at(str(tmp_path)), "run-2").read_manifest(0) is None
+    assert CheckpointStore(Lake.at(str(tmp_path)), "run-1").read_manifest(0) == manifest(0)
 
 
 def test_old_manifests_go(store: CheckpointStore, tmp_path: Path) -> None:
     """Without it a run of a month leaves a million files beside its checkpoint."""
     for batch in range(KEPT + 3):
-        store.decide(manifest(batch))
+        store.write_manifest(manifest(batch))
         store.mark_applied(batch, "r/s", Applied(3))
 
     assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 2 * KEPT
-    assert store.manifest(2) is None
-    assert store.manifest(3) == manifest(3)
+    assert store.read_manifest(2) is None
+    assert store.read_manifest(3) == manifest(3)
 
 
 def test_what_was_applied_is_kept_by_sink(store: CheckpointStore) -> None:
     """Without it a restart applies the batch of one sink again because another one failed."""
-    assert store.applied(0) == {}
+    assert store.read_applied(0) == {}
 
     store.mark_applied(0, "r/a", Applied(2, 1))
     store.mark_applied(0, "r/b", Applied(3))
 
-    assert store.applied(0) == {"r/a": Applied(2, 1), "r/b": Applied(3)}
-    assert store.applied(1) == {}
+    assert store.read_applied(0) == {"r/a": Applied(2, 1), "r/b": Applied(3)}
+    assert store.read_applied(1) == {}
 
 
 @pytest.mark.parametrize("before", ["spark/metadata", "manifests/run-1/0000000000.json"])
@@ -111,16 +111,16 @@ def test_a_checkpoint_of_another_version_is_refused(store: CheckpointStore, tmp_
     (tmp_path / before).write_text("{}")
 
     with pytest.raises(StartError, match="another version"):
-        store.begin()
+        store.note_format()
 
 
 def test_a_checkpoint_of_this_version_goes_on(store: CheckpointStore, tmp_path: Path) -> None:
     """Without it no run is ever started again."""
-    store.begin()
+    store.note_format()
     (tmp_path / "spark").mkdir()
     (tmp_path / "spark" / "metadata").write_text("{}")
 
-    store.begin()
+    store.note_format()
 
 
 def test_a_ledger_of_another_version_is_refused(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_batch_of_which_rows_are_in_the_quarantine_is_not_decided_again(store:
     """Without it these rows come a second time, under the transaction id of another decision."""
     other = replace(manifest(7).commits[0], table="silver.u", app_id="q/r/s/silver.u")
     moved = {"r/s/silver.t": "it takes no rows", "r/s/silver.u": "nor does it"}
-    store.decide(replace(manifest(7), commits=(*manifest(7).commits, other), quarantined=moved))
+    store.write_manifest(replace(manifest(7), commits=(*manifest(7).commits, other), quarantined=moved))
     stages: Any = SimpleNamespace(
         config=SimpleNamespace(name="games"),
         fingerprint="fingerprint",
@@ -147,7 +147,7 @@ def test_a_batch_of_which_rows_are_in_the_quarantine_is_not_decided_again(store:
         outboxes=SimpleNamespace(unapplied=lambda _: []),
         _is_done=lambda work, *_: work.table == "silver.t",
     )
-    known = store.manifest(7)
+    known = store.read_manifest(7)
     assert known is not None
     with pytest.raises(BatchError, match=r"silver/t/part-0.parquet is missing or truncated.*restore that file"):
         Batches._manifest_to_finish(stages, known)

@@ -16,9 +16,9 @@ from router import BatchError
 from router.config.models import Route
 from router.engine.audit.expectation_counts import expectation_counts
 from router.engine.audit.verify import Verification
-from router.engine.balance import imbalances
+from router.engine.balance import find_imbalances
 from router.engine.commit.committers import Committers
-from router.engine.ledger import OPTIONAL_COLUMNS, SCHEMA, LedgerEntry, append, last
+from router.engine.ledger import OPTIONAL_COLUMNS, SCHEMA, LedgerEntry, append, read_last_batches
 from tests.engine import scenarios
 from tests.engine.conftest import COMMITS, EITHER
 from tests.engine.parts import Events, Fixed, Where, copied
@@ -181,14 +181,14 @@ def doctored(partition: Partition, kind: str) -> Partition:
 def test_a_count_that_is_off_by_one_is_found(played: Callable[..., Query], kind: str) -> None:
     """Without it a bug that loses rows is found by a user."""
     query = played(scenarios.garbage, "auto")
-    manifest, layout = query.store.manifest(0), query.batches.decider.planner.stages.labelling.layout
+    manifest, layout = query.store.read_manifest(0), query.batches.decider.planner.stages.labelling.layout
     assert manifest is not None
     counted, files = manifest.partitions, [file for work in manifest.commits for file in work.files]
 
-    assert imbalances(layout, counted, files, True) == []
+    assert find_imbalances(layout, counted, files, True) == []
     wrong = [(*counted[:at], doctored(one, kind), *counted[at + 1 :]) for at, one in enumerate(counted)]
     # where routes overlap on many rows of a partition, its sums only bound what it decoded
-    assert any(imbalances(layout, parts, files, True) for parts in wrong)
+    assert any(find_imbalances(layout, parts, files, True) for parts in wrong)
 
 
 @pytest.mark.parametrize("target", ["/bronze", "/dead_letters", "games/tables", "wins/copy"])
@@ -196,13 +196,13 @@ def test_a_count_that_is_off_by_one_is_found(played: Callable[..., Query], kind:
 def test_a_file_that_is_off_by_one_is_found(played: Callable[..., Query], target: str, more: int) -> None:
     """Without it a row that did not reach its file is lost."""
     query = played(scenarios.garbage, "auto")
-    manifest, layout = query.store.manifest(0), query.batches.decider.planner.stages.labelling.layout
+    manifest, layout = query.store.read_manifest(0), query.batches.decider.planner.stages.labelling.layout
     assert manifest is not None
     files = [file for work in manifest.commits for file in work.files]
     at = next(i for i, file in enumerate(files) if file.target == target)
     wrong = [*files[:at], replace(files[at], rows=files[at].rows + more), *files[at + 1 :]]
 
-    found = imbalances(layout, manifest.partitions, wrong, True)
+    found = find_imbalances(layout, manifest.partitions, wrong, True)
 
     assert len(found) == 1
     assert found[0].startswith(target)
@@ -230,7 +230,7 @@ def test_a_batch_that_does_not_balance_stops_before_anything_is_committed(
 
     assert (caught.value.query, caught.value.batch) == ("games", 0)
     assert query.tables() == []
-    assert query.store.manifest(0) is None
+    assert query.store.read_manifest(0) is None
 
 
 def entry(run: str, batch: int | None, route: str | None, at: int, query: str = "games", **more: Any) -> dict[str, Any]:
@@ -278,9 +278,9 @@ def test_the_last_batches_are_those_that_ended_last(lake: Lake) -> None:
         checkpoint_path=lambda: lake.root,
     )
 
-    found = Counter((row["run"], row["batch_id"], row["route"]) for row in last(config, 3))
+    found = Counter((row["run"], row["batch_id"], row["route"]) for row in read_last_batches(config, 3))
 
     of_source = {(run, batch, route): 1 for run, batch in (("a", 7), ("a", 29), ("b", 0)) for route in (None, "x")}
     assert found == {**of_source, **{("own run", batch, "slow"): 1 for batch in (17, 18, 19)}}
-    assert [row["matched"] for row in last(config, 3) if row["run"] == "b" and row["route"]] == [3]
-    assert ("a", None, "x") in {(row["run"], row["batch_id"], row["route"]) for row in last(config, 40)}
+    assert [row["matched"] for row in read_last_batches(config, 3) if row["run"] == "b" and row["route"]] == [3]
+    assert ("a", None, "x") in {(row["run"], row["batch_id"], row["route"]) for row in read_last_batches(config, 40)}

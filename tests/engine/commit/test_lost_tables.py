@@ -59,7 +59,7 @@ class Place:
     def batch(self, batch: int) -> None:
         """Do what a batch leaves behind."""
         works = [work(target, table, batch) for target, table in TARGETS.items()]
-        self.store.decide(Manifest(batch, "fingerprint", (), tuple(works), ()))
+        self.store.write_manifest(Manifest(batch, "fingerprint", (), tuple(works), ()))
         for one in works:
             append(self.lake, one.table, pa.table({"a": [batch]}), one.app_id, batch)
         if batch:  # what the first batch brought changed nothing, and left no transaction id
@@ -169,15 +169,15 @@ def test_a_lake_that_is_accepted_as_lost_is_not_asked_for_again(place: Place) ->
 def cut_off(place: Place) -> None:
     """Decide a batch that is in no table yet."""
     works = (work("uno/delta", "silver.uno", LAST + 1),)
-    place.store.decide(Manifest(LAST + 1, "fingerprint", (), works, ()))
+    place.store.write_manifest(Manifest(LAST + 1, "fingerprint", (), works, ()))
 
 
 def quarantined(place: Place) -> None:
     """Finish a batch whose rows for a table went to the quarantine."""
     place.batch(LAST + 1)
-    found = place.store.manifest(LAST + 1)
+    found = place.store.read_manifest(LAST + 1)
     assert found is not None
-    place.store.decide(replace(found, quarantined={"uno/delta/silver.uno": "why"}))
+    place.store.write_manifest(replace(found, quarantined={"uno/delta/silver.uno": "why"}))
     place.put_back("silver.uno", LAST)
 
 

@@ -162,10 +162,10 @@ def test_a_table_that_is_rewritten_is_due_sooner(lake: Lake, view: bool) -> None
     for table in ("silver.a", "silver.p"):
         care.after_batch([table] * DEFAULT_MAINTENANCE.commits)
         care.after_batch([table] * 20)
-    assert not list(care._due())
+    assert not list(care._due_tables())
     for table in care.last:
         care.last[table] -= 61
-    assert [table for table, _ in care._due()] == ["silver.p"]
+    assert [table for table, _ in care._due_tables()] == ["silver.p"]
 
 
 def delete(lake: Lake, table: str) -> None:
@@ -208,7 +208,7 @@ def test_spark_maintains_what_only_it_may_write(
     caplog.set_level(logging.INFO, "router")
     care = TableMaintenance(lake, lambda: spark, (Maintenance(tables="silver.a", commits=1, zorder=("k",)),))
 
-    dry = care.maintain("silver.a", care.plans[0], dry=True)
+    dry = care.maintain_table("silver.a", care.plans[0], dry=True)
     care.after_batch(["silver.a"])
 
     assert (dry.files, dry.into, dry.by_spark) == (3, 1, "checkConstraints")
@@ -265,8 +265,8 @@ def test_what_merges_of_spark_replaced_goes_with_its_versions(lake: Lake, spark:
 
     care = TableMaintenance(lake, lambda: spark, ())
     plan = Maintenance(tables="*.*")
-    dry = care.maintain("gold.a", plan, dry=True)
-    result = care.maintain("gold.a", plan)
+    dry = care.maintain_table("gold.a", plan, dry=True)
+    result = care.maintain_table("gold.a", plan)
     assert dry.deleted == result.deleted > 5
     assert len(list(place.glob("*.parquet"))) < before
     begin = int(min(path.name[:20] for path in (place / "_delta_log").glob("*.checkpoint*.parquet")))
@@ -289,12 +289,12 @@ def test_files_without_statistics_get_them(lake: Lake, spark: SparkSession) -> N
     plan = Maintenance(tables="silver.a", file_bytes=1024)
     care = TableMaintenance(lake, lambda: spark, (plan,))
 
-    assert care.maintain("silver.a", plan, dry=True).without_statistics == 1
-    assert care.maintain("silver.a", plan).without_statistics == 1
+    assert care.maintain_table("silver.a", plan, dry=True).without_statistics == 1
+    assert care.maintain_table("silver.a", plan).without_statistics == 1
     handle.update_incremental()
     bounds = pa.table(handle.get_add_actions(flatten=True)).to_pylist()
     assert sorted((row["num_records"], row["min.k"], row["max.k"]) for row in bounds) == [(1, 1, 1), (1000, 7, 1006)]
-    assert care.maintain("silver.a", plan).without_statistics == 0
+    assert care.maintain_table("silver.a", plan).without_statistics == 0
 
 
 @pytest.mark.parametrize(("every", "cleaned"), [("60 s", True), ("3 h", False)])
@@ -311,6 +311,6 @@ def test_what_a_view_replaced_goes_with_its_versions(lake: Lake, every: str, cle
 
     about = {"name": "sums", "from": "silver.*", "sql": "SELECT 1", "into": "gold.sums", "every": every}
     view = View.model_validate(about)
-    TableMaintenance(lake, no_session, (), views=(view,)).maintain("gold.sums", DEFAULT_MAINTENANCE)
+    TableMaintenance(lake, no_session, (), views=(view,)).maintain_table("gold.sums", DEFAULT_MAINTENANCE)
     assert (len(list(place.glob("*.parquet"))) < 10) is cleaned
     assert files(lake, "gold.sums") == 1

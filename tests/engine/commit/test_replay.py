@@ -140,7 +140,7 @@ def test_a_batch_that_was_cut_off_ends_as_if_it_had_not_been(
     query.batches.watch = kill
     with pytest.raises(Killed):
         query.take(EVENTS)
-    decided = query.store.manifest(0) is not None
+    decided = query.store.read_manifest(0) is not None
     assert decided == ((step, finished) not in UNDECIDED)
 
     query.restarted().again(0, poisoned if decided else None)
@@ -169,7 +169,7 @@ def test_half_of_the_commits_are_completed(
     query.batches.watch = kill
     with pytest.raises(Killed):
         query.take(EVENTS)
-    manifest = query.store.manifest(0)
+    manifest = query.store.read_manifest(0)
     assert manifest is not None
     assert query.tables() == []
     assert Committers(query.lake, spark).commit_all(manifest.commits[:made], {}, {}) == made

@@ -119,7 +119,7 @@ def test_the_engine_is_explained(shaped: Callable[[str], Query], shape: str) -> 
 def test_a_clustered_table_is_maintained(shaped: Callable[[str], Query]) -> None:
     """Without it a table is clustered in name only."""
     query, plan = shaped("featured"), Maintenance(tables="silver.*")
-    found = TableMaintenance(query.lake, lambda: query.spark, (plan,)).maintain("silver.featured", plan)
+    found = TableMaintenance(query.lake, lambda: query.spark, (plan,)).maintain_table("silver.featured", plan)
 
     assert ("clustering" in found.by_spark, found.into) == (True, 1)
     assert "OPTIMIZE" in {entry["operation"] for entry in query.open("silver.featured").history()}

@@ -55,7 +55,7 @@ def test_records_are_judged_counted_and_vanish(
     counts = {one.expectation.name: (one.of, one.events, one.violated) for one in expectation_counts(made.config)}
     violated = {"valued": 2 - vanished, "playable": 3 - vanished, "placed": 0}
     assert counts == {name: ("bronze", 5 - vanished, count) for name, count in violated.items()}
-    source = ledger.totals(made.config)[None, None]
+    source = ledger.read_totals(made.config)[None, None]
     assert [source[name] for name in ("read", "failed", "bare", "dropped")] == ([5, 1, 2, 2] if drop else [5, 3, 0, 0])
     assert sum(made.letters("stage").values()) == (1 if drop else 3)
     made.take(records([None, None], first=10))

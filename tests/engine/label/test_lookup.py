@@ -96,7 +96,7 @@ def test_a_table_is_loaded_again_and_the_version_told(make_query: MakeQuery, tmp
         if ("ann", "free") in plans(made):
             break
     assert plans(made)[-1] == ("ann", "gold")
-    first, last = made.store.manifest(0), made.store.manifest(batch)
+    first, last = made.store.read_manifest(0), made.store.read_manifest(batch)
     assert first
     assert last
     assert first.lookups["billing"].endswith("@0")

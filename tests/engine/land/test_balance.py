@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from router.engine.balance import NAMED, UnknownFieldReport, partitions
+from router.engine.balance import NAMED, UnknownFieldReport, add_up_partitions
 
 if TYPE_CHECKING:
     import pytest
@@ -22,9 +22,9 @@ def counts(topic: str, unknown: int, **fields: int) -> dict[str, Any]:
 def test_a_field_that_the_schema_lacks_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     """Without it a new field of the producers is dropped, and nobody finds out for months."""
     caplog.set_level("INFO", "router")
-    report, counted = UnknownFieldReport(), partitions([counts("a", 3, bonus=3), counts("b", 1, bonus=1, p=1)])
+    report, counted = UnknownFieldReport(), add_up_partitions([counts("a", 3, bonus=3), counts("b", 1, bonus=1, p=1)])
     for _ in range(2):
-        report.report("games", counted)
+        report.log_new_fields("games", counted)
 
     assert [record.args for record in caplog.records] == [("games", "bonus", 4, 20), ("games", "p", 1, 20)]
     assert [(one.unknown, one.unknown_fields) for one in counted] == [(3, {"bonus": 3}), (1, {"bonus": 1, "p": 1})]
@@ -36,8 +36,8 @@ def test_keys_made_of_data_do_not_fill_log_and_ledger(caplog: pytest.LogCaptureF
     report = UnknownFieldReport()
     for first in (0, 40, 80):
         fields = {f"{number}key": 1 for number in range(first, first + 40)}
-        counted = partitions([counts("a", 10, **fields), counts("a", 10, **{f"x{name}": 1 for name in fields})])
-        report.report("games", counted)
+        counted = add_up_partitions([counts("a", 10, **fields), counts("a", 10, **{f"x{name}": 1 for name in fields})])
+        report.log_new_fields("games", counted)
         assert [(one.unknown, len(one.unknown_fields)) for one in counted] == [(20, NAMED)]
 
     assert len([record for record in caplog.records if len(record.args or ()) == 4]) == NAMED

@@ -74,8 +74,8 @@ def test_a_table_with_long_partitions_is_compacted(make_query: Any, tmp_path: Pa
     before = both(query, "gamer", "level", "town")
     care = TableMaintenance(query.lake, lambda: spark, (Maintenance(tables="silver.p", commits=1),))
 
-    result = care.maintain("silver.p", care.plans[0])
-    again = care.maintain("silver.p", care.plans[0])
+    result = care.maintain_table("silver.p", care.plans[0])
+    again = care.maintain_table("silver.p", care.plans[0])
 
     assert (result.files, result.into) == (6, 2)
     assert (again.files, again.into) == (0, 0)

@@ -131,7 +131,7 @@ def test_a_table_that_is_the_cause_itself_waits(make_query: Any, tmp_path: Path)
     query.take(raw(event("uno", "1", 2), event("uno", "2", 2), first=1))
 
     assert backlog(query) == {"silver.uno": 2}
-    assert query.store.paths("refused") == []
+    assert query.store.json_paths("refused") == []
 
 
 def test_a_table_that_refuses_every_row_is_the_cause(make_query: Any, tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_nothing_is_paid_while_nothing_fails(make_query: Any, tmp_path: Path, mo
     query.take(raw(event("uno", "1", 1), event("uno", "2", 1), event("poker", "a", 1)))
 
     assert [row["gamer"] for row in query.rows("silver.uno", "gamer")] == ["1", "2"]
-    assert query.store.paths("refused") == []
+    assert query.store.json_paths("refused") == []
 
 
 def test_delta_on_spark_merges_what_delta_rs_refuses(

@@ -91,10 +91,10 @@ def test_a_struct_in_a_map_gains_fields(
     assert both(query) == expected
 
     care = TableMaintenance(query.lake, lambda: spark, (Maintenance(tables="silver.p", commits=1),))
-    result = care.maintain("silver.p", care.plans[0])
+    result = care.maintain_table("silver.p", care.plans[0])
     assert result.files > result.into == 1
     assert both(query) == expected
-    assert care.maintain("silver.p", care.plans[0]).by_spark == ""  # every file has the fields now
+    assert care.maintain_table("silver.p", care.plans[0]).by_spark == ""  # every file has the fields now
 
     outbox = "outbox.games__profiles__upsert"
     outboxes = query.batches.outboxes

@@ -155,14 +155,14 @@ def test_a_batch_again_changes_nothing(
         patched.setattr(Committers, "delete_applied_files", lambda *_: None)  # staged files are deleted after that only
         query = latest(make_query, tmp_path, commit)
     before = query.versions()
-    assert not query.store.applied(0)
+    assert not query.store.read_applied(0)
 
     again = query.restarted()
     for batch in (0, 1):
         again.again(batch)
 
     assert again.versions() == before
-    assert all(again.store.applied(batch) for batch in (0, 1))
+    assert all(again.store.read_applied(batch) for batch in (0, 1))
 
 
 @pytest.mark.parametrize("commit", EITHER)

@@ -18,7 +18,7 @@ from router.config.loader import Loaded, load_config
 from router.config.models import Maintenance, Trigger
 from router.delta.lake import Lake
 from router.delta.maintenance import delete_older
-from router.engine.ledger import last
+from router.engine.ledger import read_last_batches
 from router.engine.maintenance import TableMaintenance
 from router.engine.outbox import detached
 from router.engine.outbox.detached import detached_outboxes
@@ -158,7 +158,7 @@ def test_all_that_landed_is_sent_before_a_run_ends(loft: Loft) -> None:
     loft.run()
 
     assert loft.flown() == [1, 2, 4, 5]
-    shown = last(loft.loaded().config, 1)
+    shown = read_last_batches(loft.loaded().config, 1)
     assert [(row["sink"], row["applied"]) for row in shown if row["sink"] == "pigeons"] == [
         ("pigeons", 0),
         ("pigeons", 1),
@@ -352,7 +352,7 @@ def test_an_outbox_is_not_compacted_under_the_query_that_follows_it(loft: Loft) 
     care = TableMaintenance(loft.lake, lambda: loft.spark, (Maintenance(tables="*.*"),), outboxes)
 
     assert outboxes == {"outbox.games__all__pigeons"}
-    assert [care.plan(table) is None for table in ("outbox.games__all__pigeons", "silver.all")] == [True, False]
+    assert [care.plan_for(table) is None for table in ("outbox.games__all__pigeons", "silver.all")] == [True, False]
 
 
 def test_an_outbox_that_forgot_goes_on(loft: Loft) -> None:

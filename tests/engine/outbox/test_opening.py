@@ -10,7 +10,7 @@ from router import ApplyingSink, Batch, Opening, Outcome, SinkError, StartError,
 from router.config.models import Config, Route
 from router.engine.checkpoint_store import LearntSchemas
 from router.engine.outbox.apply import open_sinks
-from router.engine.retryable_errors import passing
+from router.engine.retryable_errors import is_temporary
 from tests.engine.parts import Copy, Events, Fixed, Where
 from tests.engine.query import SOURCE
 
@@ -74,7 +74,7 @@ def test_what_is_away_at_the_start_passes(spark: SparkSession, tmp_path: Path) -
 
     with pytest.raises(ConnectionError) as caught:
         open_sinks(config(Picky(away="gone")), spark, tmp_path, LearntSchemas())
-    assert passing(caught.value)
+    assert is_temporary(caught.value)
 
 
 def caused(cause: Exception) -> SinkError:
@@ -101,4 +101,4 @@ def caused(cause: Exception) -> SinkError:
 )
 def test_what_passes_by_itself_is_waited_for(error: Exception, passes: bool) -> None:
     """Without it a service that restarts ends the stream, or a mistake is tried for ever."""
-    assert passing(error) is passes
+    assert is_temporary(error) is passes

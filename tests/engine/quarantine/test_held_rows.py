@@ -57,7 +57,7 @@ def numbers(made: Query, table: str) -> list[int | None]:
 
 
 def sums(made: Query) -> dict[str, int]:
-    found = ledger.totals(made.config)["r", "tables"]
+    found = ledger.read_totals(made.config)["r", "tables"]
     names = ("matched", "landed", "refused", "dropped", "quarantined", "released")
     assert found["matched"] == sum(found[name] for name in names[1:5])
     return {name: found[name] for name in names if found[name]}

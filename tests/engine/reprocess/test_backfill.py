@@ -164,7 +164,7 @@ def test_a_file_without_the_rows_that_are_there_keeps_its_nans(make_query: MakeQ
 
 @pytest.mark.parametrize(
     ("owner", "step"),
-    [(BackfillDestination, "chosen"), (Batches, "_commit"), (BackfillDestination, "ledger_rows")],
+    [(BackfillDestination, "choose_commits"), (Batches, "_commit_tables"), (BackfillDestination, "ledger_rows")],
     ids=["before the manifest", "before the commits", "before the ledger"],
 )
 def test_a_backfill_that_was_killed_goes_on(

@@ -232,7 +232,7 @@ def test_dead_letters_of_each_stage_land_once_whatever_kills_the_replay(
     assert dry.exit_code == 0, dry.output
     assert stages.state() == before
     assert [row[0] for row in shown(dry)] == ["apply", "decode", "expect", "match", "name"]
-    steps = ("_commit", "_quarantine", "follow")
+    steps = ("_commit_tables", "_quarantine_failed", "follow")
     for step in (*steps, "mark"):
         with monkeypatch.context() as patch:
             _kill_after(patch, step)

@@ -188,8 +188,8 @@ def test_a_query_that_begins_anew_lands_with_its_own_settings(
             limits.append(frame.sparkSession.conf.get(BATCH_BYTES))
         return collected(frame)
 
-    to_store = CheckpointStore.decide
-    monkeypatch.setattr(CheckpointStore, "decide", decide)
+    to_store = CheckpointStore.write_manifest
+    monkeypatch.setattr(CheckpointStore, "write_manifest", decide)
     monkeypatch.setattr(DataFrame, "collect", collect)
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.json").write_text(json.dumps({"n": "x" * BIG_ROW}) + '\n{"n": 1}\n')

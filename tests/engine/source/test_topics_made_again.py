@@ -199,7 +199,7 @@ def test_a_broker_without_ids(
     The records that are compared are of the year 55,840: somebody sent microseconds as milliseconds.
     """
     far = 1_700_000_000_000_000
-    monkeypatch.setattr("router.engine.topic_ids.TopicIds.current", lambda self, topics: {})
+    monkeypatch.setattr("router.engine.topic_ids.TopicIds.current_ids", lambda self, topics: {})
     broker.create_topic("again-no-id", config={"message.timestamp.after.max.ms": str(2**62)})
     send(broker, "again-no-id", 10, "first", at=far)
     configuration = configured(tmp_path, broker, "topics: [again-no-id]")

@@ -19,7 +19,7 @@ from router.config.models import Config
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.outbox.apply import Applier
-from router.engine.retryable_errors import passing
+from router.engine.retryable_errors import is_temporary
 from router.engine.spark import executors
 from router.engine.spark.executors import ExecutorCheck, Executors, guarded, refusal, versions
 from router.engine.start.checks import refuse_speculation
@@ -118,7 +118,7 @@ def test_a_storage_that_fails_is_no_fault_of_the_executor(lake, monkeypatch):
 
     with pytest.raises(OSError, match="No space") as raised:
         reports(check_of_a_full(lake))
-    assert passing(raised.value)
+    assert is_temporary(raised.value)
 
 
 def check_of_a_full(lake):
@@ -182,7 +182,7 @@ def test_what_spark_says_of_an_executor_that_cannot_work_is_one_sentence(text, s
     assert says in str(refused)
     assert "\n" not in str(refused)
     assert refused is not None
-    assert not passing(refused)
+    assert not is_temporary(refused)
 
 
 def test_the_task_of_a_sink_that_lacks_something_is_refused_in_a_sentence(lake, tmp_path):

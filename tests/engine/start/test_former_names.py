@@ -67,7 +67,7 @@ def test_a_cut_off_batch_and_parked_rows_stay_with_a_renamed_route(make_query: M
     assert [*report.routes] == ["games", "wins"]
     after.take(records(EVENTS, first=10))
     assert calls(tmp_path) == [["games/calls/calls", 0, [0, 1, 2]], ["games/calls/calls", 1, [0, 1, 2]]]
-    sums = ledger.totals(after.config)
+    sums = ledger.read_totals(after.config)
     assert ("wins", "calls") not in sums
     counts = {name: sums["calls", "calls"][name] for name in ("landed", "applied", "parked", "in_doubt", "backlog")}
     assert counts == {"landed": 6, "applied": 4, "parked": 2, "in_doubt": 2, "backlog": 0}

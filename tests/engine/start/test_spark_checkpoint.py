@@ -65,7 +65,7 @@ class Notes:
 
     def decide(self, batch: int, first: int, last: int, run: str = "run-1") -> Manifest:
         made = replace(manifest(batch), partitions=(replace(PARTITION, first=first, last=last),))
-        CheckpointStore(self.checkpoint, run).decide(made)
+        CheckpointStore(self.checkpoint, run).write_manifest(made)
         return made
 
     def damage(self, *paths: str, content: bytes = b"") -> None:
@@ -194,13 +194,13 @@ def test_half_a_file_of_the_store_is_not_taken_for_none(notes: Notes, folder: st
 def test_a_manifest_of_a_batch_that_nobody_has_is_decided_anew(notes: Notes) -> None:
     notes.store.write(notes.store.manifest_path(1), b'{"batch": 1')
     notes.mend()
-    assert notes.store.manifest(1) is None
+    assert notes.store.read_manifest(1) is None
 
 
 def test_an_empty_note_is_not_taken_for_another_version(notes: Notes) -> None:
     notes.store.write("query.json", b"")
     with pytest.raises(StartError, match=r"store/query\.json is damaged: it is empty"):
-        notes.store.begin()
+        notes.store.note_format()
 
 
 @pytest.mark.parametrize(("path", "content"), [("format", b"3"), ("query.json", b'{"format": 5, "new": 1}')])
@@ -209,15 +209,15 @@ def test_a_checkpoint_of_another_version_is_refused(notes: Notes, path: str, con
     notes.store.delete("query.json")
     notes.store.write(path, content)
     with pytest.raises(StartError, match=r"another version of the router, .* give this run a new checkpoint"):
-        notes.store.begin()
+        notes.store.note_format()
 
 
 def test_what_the_hint_says_mends_a_damaged_note(notes: Notes) -> None:
     notes.store.write("query.json", b'{"format": 4}')
-    notes.store.begin()
+    notes.store.note_format()
     notes.store.change_note(source="kafka", runs={"a": 1})
     notes.store.change_note(gone_sinks=["r/s"])
-    assert notes.store.note() == QueryNote(source="kafka", runs={"a": 1}, gone_sinks=("r/s",))
+    assert notes.store.read_note() == QueryNote(source="kafka", runs={"a": 1}, gone_sinks=("r/s",))
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def test_a_trouble_that_repeats_is_a_line_when_it_begins_and_when_its_kind_chang
             raise OSError(failure)
 
     config: Any = SimpleNamespace(name="games")
-    stream.retrying(config, nothing, Impatient(), StatusBoard("games"), trouble=trouble)(query)
+    stream.make_retrying(config, nothing, Impatient(), StatusBoard("games"), trouble=trouble)(query)
     lines = [record.getMessage() for record in caplog.records]
     assert [line.partition(";")[0] for line in lines] == [
         "games: 500: part-01-3fa9c1d2.parquet",
@@ -64,11 +64,11 @@ def test_a_run_that_has_recovered_pauses_as_shortly_as_at_first(monkeypatch: pyt
             if outcome == "done":
                 return
             if outcome == "batch":
-                pauses.succeeded()
+                pauses.note_success()
             else:
                 raise OSError("away")
 
-    stream.retrying(SimpleNamespace(name="games"), nothing, stop, StatusBoard("games"), pauses)(query)  # type: ignore[arg-type]
+    stream.make_retrying(SimpleNamespace(name="games"), nothing, stop, StatusBoard("games"), pauses)(query)  # type: ignore[arg-type]
 
     assert [next(n for n in range(9) if pause <= 2**n + 1) for pause in stop.pauses] == [0, 1, 2, 3, 0]
     assert all(pause >= least for pause, least in zip(stop.pauses, [1, 2, 4, 8, 1], strict=True))

@@ -25,7 +25,7 @@ from router.engine.status import board as board_module
 from router.engine.status.board import StatusBoard
 from router.engine.status.metrics import OTHERS, metrics_text
 from router.engine.status.server import StatusServer
-from router.engine.stream import _behind, _by_partition
+from router.engine.stream import _by_partition, _records_behind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -357,6 +357,8 @@ def test_offsets_that_spark_does_not_know_are_none() -> None:
     }
     assert _by_partition(progress["endOffset"]) == {("events", 0): 7, ("events", 1): 9}
     assert _by_partition(None) == {}
-    assert _behind({"sources": [progress]}) == 6
-    assert _behind({"sources": [{"metrics": {}, "endOffset": {"events": {"0": 7}}, "latestOffset": None}]}) is None
-    assert _behind({"sources": [{"endOffset": {"logOffset": 3}, "latestOffset": None}]}) is None
+    assert _records_behind({"sources": [progress]}) == 6
+    assert (
+        _records_behind({"sources": [{"metrics": {}, "endOffset": {"events": {"0": 7}}, "latestOffset": None}]}) is None
+    )
+    assert _records_behind({"sources": [{"endOffset": {"logOffset": 3}, "latestOffset": None}]}) is None

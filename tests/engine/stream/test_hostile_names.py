@@ -112,7 +112,7 @@ def test_lost_rows_of_a_sink_called_released_are_missed(make_query: MakeQuery, t
     take(query)
     assert problems(query) == {}
     shutil.rmtree(query.lake.address("silver.uno"))
-    for path in query.store.paths(f"manifests/{RUN}"):  # they are pruned after a hundred batches
+    for path in query.store.json_paths(f"manifests/{RUN}"):  # they are pruned after a hundred batches
         query.store.delete(path)
 
     assert list(problems(query)) == ["all/released"]
