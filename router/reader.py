@@ -66,8 +66,8 @@ def _matching_tables(lake: Lake, name: str) -> list[str]:
     if "*" not in name:
         return [name]
     tables: list[str] = []
-    for layer in fnmatch.filter(lake.layers(), name.partition(".")[0]):
-        tables += fnmatch.filter(lake.tables(layer), name)
+    for layer in fnmatch.filter(lake.layer_names(), name.partition(".")[0]):
+        tables += fnmatch.filter(lake.table_names(layer), name)
     return tables
 
 

@@ -26,8 +26,8 @@ from benchmarks.subjects import Subject
 from benchmarks.subjects.baselines import settings
 from benchmarks.subjects.router import sweep_file, write_and_load
 from router.config.models import Config, Trigger
-from router.delta.commit import TableCommit, commit, to_delta
-from router.delta.file_statistics import statistics as bounds
+from router.delta.commit import TableCommit, commit_files, to_delta
+from router.delta.file_statistics import statistics_json as bounds
 from router.delta.lake import Lake
 from router.delta.staged_files import StagedFile
 from router.engine.ledger import SCHEMA
@@ -78,8 +78,8 @@ def _run(spark: SparkSession, task: Task) -> Run:
     # A real batch, and a table for the commits that are timed. Their logs are then written on.
     first = _run_batch(spark, task, 0)
     _commit_to_spare_table(lake, 0)
-    for layer in lake.layers():
-        for table in lake.tables(layer):
+    for layer in lake.layer_names():
+        for table in lake.table_names(layer):
             write_history(lake, table, batches, maintained=maintained)
     open_seconds, commit_seconds = _measure_commits(lake, batches)
     second = _run_batch(spark, task, 1)
@@ -190,7 +190,7 @@ def _commit_rows(lake: Lake, table: str, path: str, rows: pa.Table, batch: int, 
         files=(file,),
         columns=to_delta(rows.schema),
     )
-    commit(lake, work, {}, handle)
+    commit_files(lake, work, {}, handle)
 
 
 def _measure_commits(lake: Lake, batches: int) -> tuple[float, float]:

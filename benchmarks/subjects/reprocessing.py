@@ -17,7 +17,7 @@ from benchmarks.subjects.baselines import settings
 from router.api.sinks import KeyedTable
 from router.config.models import Config
 from router.delta.commit import TableCommit, to_delta
-from router.delta.file_statistics import statistics
+from router.delta.file_statistics import statistics_json
 from router.delta.lake import Lake
 from router.delta.replace import PROPERTIES
 from router.delta.staged_files import StagedFile
@@ -104,7 +104,7 @@ def _merge(spark: SparkSession, lake: Lake, records: int, batches: int) -> tuple
         bytes=size,
         rows=records,
         columns=tuple(rows.column_names),
-        statistics=statistics(footers[0]),
+        statistics=statistics_json(footers[0]),
     )
     work = TableCommit(
         target="all/upsert",

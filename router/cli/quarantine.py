@@ -284,12 +284,12 @@ WAITING_FIELDS = (
 
 def _reasons(quarantined: Quarantined) -> list[str]:
     """Return why rows wait: what is wrong with their table, or how they would change it, a line per column."""
-    from router.delta.schema_diff import shape
+    from router.delta.schema_diff import type_shape
 
     if quarantined.cause is not None:
         return [quarantined.cause]
     change = quarantined.change
-    lines = [f"{column.name} {shape(column.type)}" for column in change.added]
-    lines += [f"{column.name}, wider: {shape(column.type)}" for column in change.widened]
+    lines = [f"{column.name} {type_shape(column.type)}" for column in change.added]
+    lines += [f"{column.name}, wider: {type_shape(column.type)}" for column in change.widened]
     lines += [f"cannot: {conflict}" for conflict in change.conflicts.values()]
     return lines or ["nothing: it has all of it now"]

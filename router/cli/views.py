@@ -107,7 +107,7 @@ def _accept(config: Config, chosen: list[View]) -> None:
         note = Note.of(store.load(view_note_path(view.name)))
         is_source = view_tables.is_source(view)
         sources = filter(is_source, {*note.sources, *view_tables.names(view)})
-        lost = {name for name, table in cache.readable(sources).items() if note.lacks(name, table)}
+        lost = {name for name, table in cache.open_readable_tables(sources).items() if note.lacks(name, table)}
         lost = lost - {*note.accepted} | {*note.left}
         if lost:
             is_lost = True

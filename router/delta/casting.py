@@ -28,7 +28,7 @@ def cast_to(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     columns = []
     for field in schema:
         if field.name in rows.column_names:
-            columns.append(_cast_array(_whole(rows.column(field.name)), field.type))
+            columns.append(_cast_array(_as_one_array(rows.column(field.name)), field.type))
         else:
             columns.append(pa.nulls(len(rows), field.type))
     return pa.Table.from_arrays(columns, schema=pa.schema([field.with_nullable(True) for field in schema]))
@@ -36,15 +36,15 @@ def cast_to(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 def would_lose(column: pa.ChunkedArray, kind: pa.DataType) -> Mask:
     """Return the rows with a value that would be lost, wholly or in part, if the column were cast to a type."""
-    return _would_lose(_whole(column), kind)
+    return _would_lose(_as_one_array(column), kind)
 
 
 def does_not_fit(column: pa.ChunkedArray, kind: pa.DataType) -> Mask:
     """Return the rows with a value that does not fit a type which is `type_within` that of the column."""
-    return cast_down(_whole(column), kind).too_wide
+    return cast_down(_as_one_array(column), kind).too_wide
 
 
-def _whole(column: pa.ChunkedArray) -> pa.Array:
+def _as_one_array(column: pa.ChunkedArray) -> pa.Array:
     """Return a column as one array whose offset is 0, so that its buffers and children can be used as they are."""
     array = column.combine_chunks()
     # Arrow does not combine a column without chunks, and one with more than 2 GiB of text.
@@ -72,13 +72,13 @@ def _cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_map(kind):
         keys = _cast_array(array.keys, kind.key_type)
         items = _cast_array(array.items, kind.item_type)
-        return pa.MapArray.from_arrays(_offsets(array), keys, items, kind)
+        return pa.MapArray.from_arrays(_list_offsets(array), keys, items, kind)
     if pa.types.is_list(kind):
-        return pa.ListArray.from_arrays(_offsets(array), _cast_array(array.values, kind.value_type), kind)
+        return pa.ListArray.from_arrays(_list_offsets(array), _cast_array(array.values, kind.value_type), kind)
     return array.cast(kind)
 
 
-def _offsets(array: pa.Array) -> pa.Array:
+def _list_offsets(array: pa.Array) -> pa.Array:
     """Return the offsets of a list or map, null if it is null."""
     return pa.array(array.offsets.to_numpy(), pa.int32(), mask=np.append(np.asarray(array.is_null()), False))
 
@@ -187,7 +187,7 @@ def cast_down(array: pa.Array, kind: pa.DataType, *, blank: bool = False) -> Cas
         return _cast_down_struct(array, kind, blank)
     if pa.types.is_list(kind):
         values = cast_down(array.flatten(), kind.value_type, blank=blank)
-        lists = pa.ListArray.from_arrays(_starts(array), values.array, type=kind, mask=array.is_null())
+        lists = pa.ListArray.from_arrays(_flattened_offsets(array), values.array, type=kind, mask=array.is_null())
         return CastDown(lists, lost=_rows_of(array, values.lost), too_wide=_rows_of(array, values.too_wide))
     if pa.types.is_map(kind):
         return _cast_down_map(array, kind, blank)
@@ -228,7 +228,7 @@ def _cast_down_map(array: pa.Array, kind: pa.DataType, blank: bool) -> CastDown:
     items = cast_down(flat.field("value"), kind.item_type, blank=blank)
     # `MapArray.from_arrays` takes no mask: a null offset makes a null map.
     is_null = np.append(array.is_null().to_numpy(zero_copy_only=False), False)
-    starts = pa.array(_starts(entries).to_numpy(), mask=is_null)
+    starts = pa.array(_flattened_offsets(entries).to_numpy(), mask=is_null)
     maps = pa.MapArray.from_arrays(starts, keys.array, items.array, type=kind)
     too_wide = items.too_wide | keys.too_wide
     return CastDown(maps, lost=_rows_of(entries, items.lost), too_wide=_rows_of(entries, too_wide))
@@ -266,7 +266,7 @@ def _cast_down_decimals(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, M
     return pa.array(values, kind), too_wide
 
 
-def _starts(array: pa.Array) -> pa.Array:
+def _flattened_offsets(array: pa.Array) -> pa.Array:
     """Return the offsets of lists in what `flatten` returns, which leaves out the values below null lists."""
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
     return pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))

@@ -20,7 +20,7 @@ from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
 from router.delta.dataset import dataset_of
-from router.delta.log_tail import LogTail, newest
+from router.delta.log_tail import LogTail, delta_rs_table
 from router.delta.replace import add_action, add_columns, append_files, create_with_files
 from router.delta.staged_files import StagedFile, staged_file
 from router.errors import TableError, first_line
@@ -64,12 +64,12 @@ class TableCommit:
         return sum(file.rows for file in self.files)
 
     @property
-    def once(self) -> Transaction:
+    def transaction(self) -> Transaction:
         """Return the transaction id with its version."""
         return Transaction(self.app_id, self.version)
 
     @property
-    def place(self) -> str:
+    def note_key(self) -> str:
         """Return target and table as one text, a key for what is noted about a commit."""
         return f"{self.target}/{self.table}"
 
@@ -96,7 +96,7 @@ def to_arrow(table: DeltaTable) -> pa.Schema:
     return pa.schema(table.schema().to_arrow())
 
 
-def commit(lake: Lake, work: TableCommit, notes: dict[str, str], table: DeltaTable | None = None) -> bool:
+def commit_files(lake: Lake, work: TableCommit, notes: dict[str, str], table: DeltaTable | None = None) -> bool:
     """Add the files to the table in one Delta commit; return False if the table has the transaction id already.
 
     `table` may be one that was opened in this batch. Raises TableError.
@@ -108,10 +108,10 @@ def commit(lake: Lake, work: TableCommit, notes: dict[str, str], table: DeltaTab
             handle = _create_or_open(lake, work, notes)
             if handle is None:
                 return True
-        if isinstance(handle, LogTail) and handle.appends and not work.added:
-            return handle.append([add_action(file) for file in work.files], (work.app_id, work.version), notes)
+        if isinstance(handle, LogTail) and handle.can_append and not work.added:
+            return handle.append_files([add_action(file) for file in work.files], (work.app_id, work.version), notes)
         opened_version = handle.version()
-        handle = newest(handle)
+        handle = delta_rs_table(handle)
         # delta-rs accepts an id that the table has. So read the id first, on the same handle that commits: if another
         # writer commits the same id in between, the two commits conflict.
         if is_committed(handle, work):
@@ -138,7 +138,7 @@ def _create_or_open(lake: Lake, work: TableCommit, notes: Mapping[str, str]) -> 
         made = lake.open(work.table)
         if made is None:
             raise
-        if not set(names(work.columns)) <= set(to_arrow(made).names):
+        if not set(schema_column_names(work.columns)) <= set(to_arrow(made).names):
             raise TableError(work.table, _CHANGED_MEANWHILE) from None
         return made
     return None
@@ -146,7 +146,7 @@ def _create_or_open(lake: Lake, work: TableCommit, notes: Mapping[str, str]) -> 
 
 def is_committed(table: DeltaTable, work: TableCommit) -> bool:
     """Return whether this batch is in the table already."""
-    return has_transaction(table, work.once)
+    return has_transaction(table, work.transaction)
 
 
 def has_transaction(table: DeltaTable, once: Transaction) -> bool:
@@ -155,7 +155,7 @@ def has_transaction(table: DeltaTable, once: Transaction) -> bool:
     return version is not None and version >= once.version
 
 
-def fields(schema: str) -> list[Field]:
+def schema_fields(schema: str) -> list[Field]:
     """Return the columns of a Delta schema JSON."""
     return list(Schema.from_json(schema).fields)
 
@@ -172,7 +172,7 @@ def stored_bytes(table: DeltaTable) -> int:
     return sum(actions.column("size_bytes").to_pylist())
 
 
-def names(schema: str) -> list[str]:
+def schema_column_names(schema: str) -> list[str]:
     """Return the column names of a Delta schema JSON, in order."""
     return [column["name"] for column in json.loads(schema)["fields"]]
 
@@ -231,11 +231,11 @@ class StagedParts:
         buffer = pa.BufferOutputStream()
         pq.write_table(rows.replace_schema_metadata(metadata), buffer)
         # The time in front lets the parts be read in the order in which they were written.
-        self.lake.write(f"{self._folder}/{time.time_ns()}-{uuid.uuid4()}.parquet", buffer.getvalue())
+        self.lake.write(f"{self._batch_folder}/{time.time_ns()}-{uuid.uuid4()}.parquet", buffer.getvalue())
 
     def read(self, columns: Sequence[str] | None = None) -> Iterator[tuple[dict[str, str], pa.Table]]:
         """Yield the notes and rows of each part, without columns that a part of an older version lacks."""
-        for path in self._paths():
+        for path in self._part_paths():
             with self.lake.files.open_input_file(path) as source, pq.ParquetFile(source) as file:
                 if columns is None:
                     rows = file.read()
@@ -247,7 +247,7 @@ class StagedParts:
 
     def commit(self, schema: pa.Schema) -> None:
         """Add all parts to the table, unless they are in it; a table of an older version gets the columns it lacks."""
-        files = tuple(staged_file(self.lake, self.owner, self.table, path) for path in self._paths())
+        files = tuple(staged_file(self.lake, self.owner, self.table, path) for path in self._part_paths())
         if not files:
             return
         handle = self.lake.open(self.table)
@@ -266,7 +266,7 @@ class StagedParts:
             columns=to_delta(schema),
             added=added,
         )
-        commit(self.lake, work, self.notes, handle)
+        commit_files(self.lake, work, self.notes, handle)
 
     def recent(self, columns: Sequence[str], at: str, since: datetime) -> pa.Table | None:
         """Return the table's rows, of all batches, whose time in the column `at` is not before `since`.
@@ -285,19 +285,19 @@ class StagedParts:
         table = self.lake.open(self.table)
         return table is not None and has_transaction(table, Transaction(self.owner, self.batch))
 
-    def _paths(self) -> list[str]:
-        entries = self.lake.files.get_file_info(fs.FileSelector(self._folder, allow_not_found=True))
-        return sorted(f"{self._folder}/{entry.base_name}" for entry in entries if entry.extension == "parquet")
+    def _part_paths(self) -> list[str]:
+        entries = self.lake.files.get_file_info(fs.FileSelector(self._batch_folder, allow_not_found=True))
+        return sorted(f"{self._batch_folder}/{entry.base_name}" for entry in entries if entry.extension == "parquet")
 
     @property
-    def _folder(self) -> str:
+    def _batch_folder(self) -> str:
         return f"{self.table.replace('.', '/')}/{_folder_name(self.owner)}/{self.batch:010d}"
 
 
 def has_parts(lake: Lake, owner: str, batch: int) -> bool:
     """Return whether a sink has staged parts about a batch for any table."""
     folders: list[str] = []
-    for layer in lake.layers():
+    for layer in lake.layer_names():
         for table in lake.files.get_file_info(fs.FileSelector(layer)):
             folders.append(f"{table.path}/{_folder_name(owner)}/{batch:010d}")
     entries = lake.files.get_file_info(folders)

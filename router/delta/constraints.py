@@ -45,7 +45,7 @@ WHY_NARROWER_MAP = "older files with structs in maps that lack a field"
 SIZED = re.compile(r"(?:var)?char\((\d+)\)")
 
 
-def unsupported(table: DeltaTable) -> set[str]:
+def features_against_appends(table: DeltaTable) -> set[str]:
     """Return the features of a table because of which delta-rs must not append staged files to it."""
     protocol = table.protocol()
     metadata = table.metadata()
@@ -70,15 +70,15 @@ def unsupported(table: DeltaTable) -> set[str]:
     return features
 
 
-def unmergeable(table: DeltaTable) -> set[str]:
+def features_against_merges(table: DeltaTable) -> set[str]:
     """Return the features of a table because of which delta-rs must not merge into it, or rewrite it."""
-    features = unsupported(table)
+    features = features_against_appends(table)
     if "deletionVectors" in (table.protocol().reader_features or ()):
         features.add("deletionVectors")
     return features - MERGEABLE
 
 
-def constraints(schema: str, configuration: Mapping[str, str]) -> dict[str, str]:
+def row_constraints(schema: str, configuration: Mapping[str, str]) -> dict[str, str]:
     """Return what every row of a table must satisfy: a name for it -> a condition in Spark's SQL, violated unless true.
 
     `schema` is Delta's JSON, `configuration` the table's properties. Fields inside arrays and maps are left out.
@@ -87,7 +87,7 @@ def constraints(schema: str, configuration: Mapping[str, str]) -> dict[str, str]
     for key, sql in configuration.items():
         if key.startswith(CHECK):
             conditions[f"the constraint {key.removeprefix(CHECK)} ({sql})"] = sql
-    for path, field in _fields(json.loads(schema)):
+    for path, field in _nested_fields(json.loads(schema)):
         name = ".".join(path)
         metadata = field.get("metadata") or {}
         quoted_path = [f"`{part.replace('`', '``')}`" for part in path]
@@ -107,7 +107,7 @@ def constraints(schema: str, configuration: Mapping[str, str]) -> dict[str, str]
     return conditions
 
 
-def computed(schema: str) -> set[str]:
+def columns_filled_by_delta(schema: str) -> set[str]:
     """Return the columns of a Delta schema (JSON) that Delta fills itself: generated and identity columns."""
     marks = {"delta.generationExpression", "delta.identity.start"}
     columns: set[str] = set()
@@ -117,9 +117,9 @@ def computed(schema: str) -> set[str]:
     return columns
 
 
-def _fields(kind: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+def _nested_fields(kind: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
     """Yield every field of a struct type, nested structs included, with its path."""
     for field in kind["fields"]:
         yield (*path, field["name"]), field
         if isinstance(field["type"], dict) and field["type"]["type"] == "struct":
-            yield from _fields(field["type"], (*path, field["name"]))
+            yield from _nested_fields(field["type"], (*path, field["name"]))

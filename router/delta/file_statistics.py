@@ -34,24 +34,24 @@ Leaf = tuple[str, ...]
 """The names that lead to a leaf column; a name may hold dots."""
 
 
-def statistics(footer: pq.FileMetaData) -> str:
+def statistics_json(footer: pq.FileMetaData) -> str:
     """Return the statistics of one Parquet file as the JSON text of an add action."""
     nulls: dict[str, Any] = {}
     minima: dict[str, Any] = {}
     maxima: dict[str, Any] = {}
-    numbered = enumerate(leaves(footer.schema.to_arrow_schema()))
+    numbered = enumerate(leaf_paths(footer.schema.to_arrow_schema()))
     with_bounds = ((index, path) for index, path in numbered if path is not None)
     for index, path in islice(with_bounds, INDEXED_COLUMNS):
         groups = [footer.row_group(number).column(index).statistics for number in range(footer.num_row_groups)]
         if any(group is None or not group.has_null_count for group in groups):
             continue
-        _put(nulls, path, sum(group.null_count for group in groups))
-        low, high = _bounds(groups)
+        _put_at_path(nulls, path, sum(group.null_count for group in groups))
+        low, high = _column_bounds(groups)
         if low is not None:
-            _put(minima, path, low)
+            _put_at_path(minima, path, low)
         if high is not None:
-            _put(maxima, path, high)
-    return _json({"numRecords": footer.num_rows, "minValues": minima, "maxValues": maxima, "nullCount": nulls})
+            _put_at_path(maxima, path, high)
+    return _dump_json({"numRecords": footer.num_rows, "minValues": minima, "maxValues": maxima, "nullCount": nulls})
 
 
 def without_bounds_of_floats(schema: pa.Schema, **more: Any) -> WriterProperties:
@@ -84,58 +84,58 @@ def with_nan(rows: pa.Table) -> set[Leaf]:
     """Return the columns that hold NaN. Inside lists and maps it is not looked for: they have no bounds."""
     leaves_with_nan: set[Leaf] = set()
     for name in rows.column_names:
-        for path, column in _floats((name,), rows.column(name)):
+        for path, column in _floating_leaves((name,), rows.column(name)):
             if pc.any(pc.is_nan(column)).as_py():
                 leaves_with_nan.add(path)
     return leaves_with_nan
 
 
-def _floats(path: Leaf, column: pa.ChunkedArray) -> Iterator[tuple[Leaf, pa.ChunkedArray]]:
+def _floating_leaves(path: Leaf, column: pa.ChunkedArray) -> Iterator[tuple[Leaf, pa.ChunkedArray]]:
     """Yield path and values of each floating column in a column."""
     if pa.types.is_floating(column.type):
         yield path, column
     elif pa.types.is_struct(column.type):
         for child in column.type:
-            yield from _floats((*path, child.name), pc.struct_field(column, child.name))
+            yield from _floating_leaves((*path, child.name), pc.struct_field(column, child.name))
 
 
-def leaves(fields: Iterable[pa.Field], path: Leaf = (), *, repeated: bool = False) -> Iterator[Leaf | None]:
+def leaf_paths(fields: Iterable[pa.Field], path: Leaf = (), *, repeated: bool = False) -> Iterator[Leaf | None]:
     """Yield the path of each leaf column in Parquet's order; None for those inside lists and maps, without bounds."""
     for field in fields:
         if pa.types.is_nested(field.type):
             children = [field.type.field(i) for i in range(field.type.num_fields)]
             inside = repeated or not pa.types.is_struct(field.type)
-            yield from leaves(children, (*path, field.name), repeated=inside)
+            yield from leaf_paths(children, (*path, field.name), repeated=inside)
         else:
             yield None if repeated else (*path, field.name)
 
 
-def _put(tree: dict[str, Any], path: Leaf, value: object) -> None:
+def _put_at_path(tree: dict[str, Any], path: Leaf, value: object) -> None:
     for name in path[:-1]:
         tree = tree.setdefault(name, {})
     tree[path[-1]] = value
 
 
-def _bounds(groups: list[pq.Statistics]) -> tuple[Any, Any]:
+def _column_bounds(groups: list[pq.Statistics]) -> tuple[Any, Any]:
     """Return the lower and the upper bound of a column from the statistics of its row groups; None for no bound."""
     filled = [group for group in groups if group.num_values]
     if not filled or not all(group.has_min_max for group in filled):
         return None, None  # a row group without bounds could hold any value
     try:
-        return _low(min(group.min for group in filled)), _high(max(group.max for group in filled))
+        return _lower_bound(min(group.min for group in filled)), _upper_bound(max(group.max for group in filled))
     except (OverflowError, ValueError):  # years that Python does not know, text that is not UTF-8
         return None, None
 
 
-def _low(value: Any) -> Any:
+def _lower_bound(value: Any) -> Any:
     if isinstance(value, str):
         return value[:LONGEST]
     if isinstance(value, datetime):
-        return _milliseconds(value)
-    return _plain(value)
+        return _to_milliseconds(value)
+    return _json_bound(value)
 
 
-def _high(value: Any) -> Any:
+def _upper_bound(value: Any) -> Any:
     if isinstance(value, str):
         # A cut text gets the last character of Unicode, to be above all that begin with it. If the next character of
         # the value is that one, nothing would be above it: cut later.
@@ -146,18 +146,18 @@ def _high(value: Any) -> Any:
             return value
         return value[:cut] + LAST_CHARACTER
     if isinstance(value, datetime):
-        return _milliseconds(value + timedelta(microseconds=999))
-    return _plain(value)
+        return _to_milliseconds(value + timedelta(microseconds=999))
+    return _json_bound(value)
 
 
-def _milliseconds(moment: datetime) -> str:
+def _to_milliseconds(moment: datetime) -> str:
     """Return a time in milliseconds, rounded down; without a zone for a timestamp without one."""
     if moment.tzinfo is None:
         return moment.isoformat(timespec="milliseconds")
     return moment.astimezone(timezone.utc).replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
 
 
-def _plain(value: Any) -> Any:
+def _json_bound(value: Any) -> Any:
     """Return a date or number as a bound; None for what has no bounds in JSON."""
     if isinstance(value, date):
         return value.isoformat()
@@ -168,10 +168,10 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _json(value: Any) -> str:
+def _dump_json(value: Any) -> str:
     """Return JSON with decimals as exact numbers, which `json.dumps` cannot write."""
     if isinstance(value, dict):
-        members = [f"{json.dumps(name)}:{_json(member)}" for name, member in value.items()]
+        members = [f"{json.dumps(name)}:{_dump_json(member)}" for name, member in value.items()]
         return "{" + ",".join(members) + "}"
     if isinstance(value, Decimal):
         return f"{value:f}"

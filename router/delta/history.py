@@ -65,7 +65,7 @@ class LogCommit:
         return sum(file.rows or 0 for file in self.added if file.changes)
 
     @property
-    def changes(self) -> bool:
+    def changes_rows(self) -> bool:
         """Return whether it adds or removes rows."""
         return any(file.changes for file in (*self.added, *self.removed))
 
@@ -194,7 +194,7 @@ def _parse_commit(version: int, actions: list[dict[str, Any]]) -> LogCommit:
     return LogCommit(
         version=version,
         operation=str(info.get("operation", "an unnamed operation")),
-        author=_author(info),
+        author=_commit_author(info),
         notes=commit_notes(info),
         transactions=transactions,
         added=tuple(added),
@@ -211,7 +211,7 @@ def _parse_file(action: dict[str, Any]) -> LogFile:
     return LogFile(path=action["path"], rows=rows, changes=bool(action.get("dataChange", True)))
 
 
-def _author(info: dict[str, Any]) -> str:
+def _commit_author(info: dict[str, Any]) -> str:
     """Return who wrote a commit: the user, if the log names one, and the engine."""
     engine = info.get("engineInfo") or info.get("clientVersion") or "an unknown engine"
     user = info.get("userName") or info.get("userId")

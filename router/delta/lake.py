@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyarrow import fs
 
-from router.delta.located_files import NOTES, LocatedFiles, note, note_path, noted
+from router.delta.located_files import NOTES, LocatedFiles, format_location_note, note_path, parse_location_note
 from router.errors import StartError
 from router.storage import files as storage
 from router.storage.addresses import SCHEME, SCHEMES, is_local, normalize_address
@@ -63,11 +63,11 @@ class Lake:
         """
         root = normalize_address(place)
         options = options or {}
-        completed = tuple(_complete(location, root, options) for location in locations)
+        completed = tuple(_complete_location(location, root, options) for location in locations)
         return cls(root, options, completed)
 
     @property
-    def local(self) -> bool:
+    def is_local(self) -> bool:
         """Return whether the lake is on a mounted file system; tables with a location may be elsewhere."""
         return is_local(self.root)
 
@@ -75,7 +75,7 @@ class Lake:
         """Return whether a table is on a mounted file system."""
         return is_local(self.address(table))
 
-    def located(self, table: str) -> tuple[str, dict[str, str]] | None:
+    def table_location(self, table: str) -> tuple[str, dict[str, str]] | None:
         """Return place and options of a table with a location; None if it has none.
 
         Raises ValueError if a location applies to the table, but makes no valid place of its name.
@@ -88,11 +88,11 @@ class Lake:
                 return place, location.options
         return None
 
-    def _place(self, path: str) -> tuple[str, dict[str, str]]:
+    def _resolve_path(self, path: str) -> tuple[str, dict[str, str]]:
         """Return the address of a path of the lake's layout, and the options that reach it."""
         layer, _, rest = path.partition("/")
         name, _, rest = rest.partition("/")
-        location = self.located(f"{layer}.{name}") if name else None
+        location = self.table_location(f"{layer}.{name}") if name else None
         if location is None:
             return f"{self.root}/{path}", self.options
         place, options = location
@@ -102,13 +102,13 @@ class Lake:
 
     def address(self, table: str) -> str:
         """Return the path or URI of `layer.name`. The name must have passed the naming rule."""
-        return self._place(table.replace(".", "/"))[0]
+        return self._resolve_path(table.replace(".", "/"))[0]
 
     def for_spark(self, path: str = "") -> str:
         """Return the address of the root, or of a path below it, in the form that Spark takes."""
         if not path:
             return storage.for_spark(self.root, self.options)
-        place, options = self._place(path)
+        place, options = self._resolve_path(path)
         return storage.for_spark(place, options)
 
     def spark_address(self, table: str) -> str:
@@ -121,11 +121,11 @@ class Lake:
         home = storage.files_at(self.root, self.options)
         if not self.locations:
             return home
-        return LocatedFiles(home, self.located)
+        return LocatedFiles(home, self.table_location)
 
     def delta_options(self, table: str) -> dict[str, str] | None:
         """Return the options for a table as delta-rs takes them; they hold secrets."""
-        place, options = self._place(table.replace(".", "/"))
+        place, options = self._resolve_path(table.replace(".", "/"))
         return storage.for_delta(place, options)
 
     def note_location(self, table: str) -> None:
@@ -133,20 +133,20 @@ class Lake:
 
         Before the first note it checks that the storage can create a file only if it is absent, which commits rely on.
         """
-        if not self.locations or table in self._noted:
+        if not self.locations or table in self._tables_with_note:
             return
         try:
-            location = self.located(table)
+            location = self.table_location(table)
             if location is not None and self.read(note_path(table)) is None:
                 place, options = location
                 storage.probe_conditional_writes(place, options)
-                self.create(note_path(table), note(place))
+                self.create(note_path(table), format_location_note(place))
         except (StartError, ValueError) as error:
             raise OSError(str(error)) from None
-        self._noted.add(table)
+        self._tables_with_note.add(table)
 
     @cached_property
-    def _noted(self) -> set[str]:
+    def _tables_with_note(self) -> set[str]:
         """Return the tables whose place this process has noted, to be filled by `note_location`."""
         return set()
 
@@ -160,7 +160,7 @@ class Lake:
         for path, content in zip(paths, contents, strict=True):
             if content:
                 table = path.removeprefix(f"{NOTES}/").replace("/", ".")
-                places[table] = noted(content)
+                places[table] = parse_location_note(content)
         return places
 
     def as_noted(self) -> Lake:
@@ -196,7 +196,7 @@ class Lake:
         paths = [f"{log}/{number:020}.json" for number in range(first, version + 1)]
         return [info.base_name for info in self.files.get_file_info(paths) if info.is_file and info.size == 0]
 
-    def tables(self, layer: str) -> list[str]:
+    def table_names(self, layer: str) -> list[str]:
         """Return the names of the Delta tables of a layer, sorted."""
         entries = self.files.get_file_info(fs.FileSelector(layer, allow_not_found=True))
         names = [entry.base_name for entry in entries if entry.type is not fs.FileType.File]
@@ -211,11 +211,11 @@ class Lake:
     def every_table(self) -> list[str]:
         """Return the names of the Delta tables of all layers, sorted."""
         tables: list[str] = []
-        for layer in self.layers():
-            tables += self.tables(layer)
+        for layer in self.layer_names():
+            tables += self.table_names(layer)
         return tables
 
-    def layers(self) -> list[str]:
+    def layer_names(self) -> list[str]:
         """Return the names of the folders that may hold tables, sorted."""
         entries = self.files.get_file_info(fs.FileSelector("", allow_not_found=True))
         names = [entry.base_name for entry in entries if entry.type is fs.FileType.Directory]
@@ -253,7 +253,7 @@ class Lake:
         self.__dict__.update(state)
 
 
-def _complete(location: Location, root: str, options: dict[str, str]) -> Location:
+def _complete_location(location: Location, root: str, options: dict[str, str]) -> Location:
     """Return a location with an absolute path and with options: its own, or the lake's in the same kind of storage."""
     place = location.place
     if SCHEME.match(place) is None:

@@ -38,7 +38,7 @@ class Found(NamedTuple):
     inner: str = ""
     outer: str = ""
 
-    def info(self, info: fs.FileInfo) -> fs.FileInfo:
+    def with_lake_path(self, info: fs.FileInfo) -> fs.FileInfo:
         """Return a storage's information about a file, with its path in the lake's layout."""
         if not self.outer:
             return info
@@ -59,7 +59,7 @@ class LocatedFiles(fs.FileSystemHandler):  # type: ignore[misc]
     def arrow(self) -> fs.FileSystem:
         return fs.PyFileSystem(self)
 
-    def at(self, path: str) -> Found:
+    def find_storage(self, path: str) -> Found:
         """Return the storage and path for a path of the lake. Raises OSError if its table has no valid place."""
         layer, _, rest = path.strip("/").partition("/")
         table, _, rest = rest.partition("/")
@@ -79,40 +79,40 @@ class LocatedFiles(fs.FileSystemHandler):  # type: ignore[misc]
     # The methods of `Storage`.
 
     def read(self, path: str) -> bytes | None:
-        located = self.at(path)
+        located = self.find_storage(path)
         return located.storage.read(located.path)
 
     def write(self, path: str, content: bytes) -> None:
-        located = self.at(path)
+        located = self.find_storage(path)
         located.storage.write(located.path, content)
 
     def create_if_absent(self, path: str, content: bytes) -> str | None:
-        located = self.at(path)
+        located = self.find_storage(path)
         return located.storage.create_if_absent(located.path, content)
 
     def replace_if_unchanged(self, path: str, content: bytes, stamp: str) -> str | None:
-        located = self.at(path)
+        located = self.find_storage(path)
         return located.storage.replace_if_unchanged(located.path, content, stamp)
 
     def read_stamp(self, path: str) -> str | None:
-        located = self.at(path)
+        located = self.find_storage(path)
         return located.storage.read_stamp(located.path)
 
     def list_stamps(self, folder: str, after: str) -> dict[str, str]:
-        located = self.at(folder)
-        begin = self.at(after).path.rstrip("/")
-        if after.endswith("/"):  # `at` strips the slash of a folder, and names are compared with it
+        located = self.find_storage(folder)
+        begin = self.find_storage(after).path.rstrip("/")
+        if after.endswith("/"):  # `find_storage` strips the slash of a folder, and names are compared with it
             begin += "/"
         stamps = located.storage.list_stamps(located.path, begin)
         return {folder + path.removeprefix(located.path): stamp for path, stamp in stamps.items()}
 
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:
-            located = self.at(path)
+            located = self.find_storage(path)
             located.storage.delete([located.path])
 
     def sync_file(self, path: str) -> None:
-        located = self.at(path)
+        located = self.find_storage(path)
         located.storage.sync_file(located.path)
 
     # The methods of Arrow's file systems.
@@ -127,7 +127,7 @@ class LocatedFiles(fs.FileSystemHandler):  # type: ignore[misc]
         # One call for each storage, the storages at once; `index` brings the answers back into the order of the paths.
         by_storage: dict[int, list[tuple[int, Found]]] = {}
         for index, path in enumerate(paths):
-            located = self.at(path)
+            located = self.find_storage(path)
             by_storage.setdefault(id(located.storage), []).append((index, located))
         infos: dict[int, fs.FileInfo] = {}
         with ThreadPoolExecutor(FILE_THREADS) as pool:
@@ -138,10 +138,10 @@ class LocatedFiles(fs.FileSystemHandler):  # type: ignore[misc]
     def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
         """List a folder; the root and a layer list tables that are stored elsewhere among their folders."""
         path = selector.base_dir.strip("/")
-        located = self.at(path)
+        located = self.find_storage(path)
         if located.outer or selector.recursive or "/" in path or path.startswith(NOTES):
             inner = fs.FileSelector(located.path, selector.allow_not_found, selector.recursive)
-            return [located.info(info) for info in located.storage.arrow.get_file_info(inner)]
+            return [located.with_lake_path(info) for info in located.storage.arrow.get_file_info(inner)]
         # The notes are also in the lake's layout, so the notes of this folder are its tables elsewhere.
         notes = self.home.arrow.get_file_info(fs.FileSelector(f"{NOTES}/{path}".strip("/"), allow_not_found=True))
         inner = fs.FileSelector(path, selector.allow_not_found or bool(notes))
@@ -153,31 +153,31 @@ class LocatedFiles(fs.FileSystemHandler):  # type: ignore[misc]
         return list(infos.values())
 
     def create_dir(self, path: str, recursive: bool) -> None:
-        located = self.at(path)
+        located = self.find_storage(path)
         located.storage.arrow.create_dir(located.path, recursive=recursive)
 
     def open_input_stream(self, path: str) -> pa.NativeFile:
-        located = self.at(path)
+        located = self.find_storage(path)
         return located.storage.arrow.open_input_stream(located.path)
 
     def open_input_file(self, path: str) -> pa.NativeFile:
-        located = self.at(path)
+        located = self.find_storage(path)
         return located.storage.arrow.open_input_file(located.path)
 
     def open_output_stream(self, path: str, metadata: Any) -> pa.NativeFile:
-        located = self.at(path)
+        located = self.find_storage(path)
         return located.storage.arrow.open_output_stream(located.path)
 
     def open_append_stream(self, path: str, metadata: Any) -> pa.NativeFile:
         raise NotImplementedError("the router appends to no file")
 
     def delete_file(self, path: str) -> None:
-        located = self.at(path)
+        located = self.find_storage(path)
         located.storage.arrow.delete_file(located.path)
 
     def move(self, src: str, dest: str) -> None:
-        source = self.at(src)
-        target = self.at(dest)
+        source = self.find_storage(src)
+        target = self.find_storage(dest)
         if source.storage is target.storage:
             source.storage.arrow.move(source.path, target.path)
             return
@@ -185,8 +185,8 @@ class LocatedFiles(fs.FileSystemHandler):  # type: ignore[misc]
         self.delete_file(src)
 
     def copy_file(self, src: str, dest: str) -> None:
-        source = self.at(src)
-        target = self.at(dest)
+        source = self.find_storage(src)
+        target = self.find_storage(dest)
         if source.storage is target.storage:
             source.storage.arrow.copy_file(source.path, target.path)
             return
@@ -197,11 +197,11 @@ class LocatedFiles(fs.FileSystemHandler):  # type: ignore[misc]
             shutil.copyfileobj(source_stream, target_stream, 8 << 20)
 
     def delete_dir(self, path: str) -> None:
-        located = self.at(path)
+        located = self.find_storage(path)
         located.storage.arrow.delete_dir(located.path)
 
     def delete_dir_contents(self, path: str, missing_dir_ok: bool = False) -> None:
-        located = self.at(path)
+        located = self.find_storage(path)
         located.storage.arrow.delete_dir_contents(located.path, missing_dir_ok=missing_dir_ok)
 
     def delete_root_dir_contents(self) -> None:
@@ -223,7 +223,7 @@ def _file_infos(numbered_paths: list[tuple[int, Found]]) -> list[tuple[int, fs.F
         infos = storage.arrow.get_file_info([located.path for _, located in numbered_paths])
     except FileNotFoundError:  # there is no such bucket, so no file in it
         infos = [fs.FileInfo(located.path, fs.FileType.NotFound) for _, located in numbered_paths]
-    return [(index, located.info(info)) for (index, located), info in zip(numbered_paths, infos, strict=True)]
+    return [(index, located.with_lake_path(info)) for (index, located), info in zip(numbered_paths, infos, strict=True)]
 
 
 def _split_place(place: str) -> tuple[str, str]:
@@ -241,11 +241,11 @@ def note_path(table: str) -> str:
     return f"{NOTES}/{table.replace('.', '/', 1)}"
 
 
-def noted(content: bytes) -> str:
+def parse_location_note(content: bytes) -> str:
     """Return the place that a note contains."""
     return str(json.loads(content)["place"])
 
 
-def note(place: str) -> bytes:
+def format_location_note(place: str) -> bytes:
     """Return the content of the note about a place."""
     return json.dumps({"place": place}).encode()

@@ -49,7 +49,7 @@ FILE_ACTIONS = b'{"add"', b'{"remove"'
 class LogTail:
     """An open table: its newest version, and what has changed since it was opened.
 
-    It has those methods of `DeltaTable` that the router calls often; any other goes to `newest`. Fields:
+    It has those methods of `DeltaTable` that the router calls often; any other goes to `newest_table`. Fields:
 
     - `handle`: delta-rs's own table, of some earlier version; None if it was dropped to save memory.
     - `at`: the newest version that was read. `stamp`: the stamp of its commit's file.
@@ -70,7 +70,7 @@ class LogTail:
     commits: dict[int, bytes] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, lake: Lake, name: str, table: DeltaTable) -> LogTail:
+    def from_open_table(cls, lake: Lake, name: str, table: DeltaTable) -> LogTail:
         """Return the tail of a table that was just opened."""
         tail = cls(
             lake=lake,
@@ -81,18 +81,18 @@ class LogTail:
             about=_schema_metadata_protocol(table),
             files=table.get_add_actions().num_rows,
         )
-        tail.stamp = lake.stamp(tail.path(tail.at))
+        tail.stamp = lake.stamp(tail.commit_path(tail.at))
         return tail
 
-    def path(self, version: int) -> str:
+    def commit_path(self, version: int) -> str:
         """Return the path of a commit below the lake."""
-        return f"{self._log}/{version:020}.json"
+        return f"{self._log_folder}/{version:020}.json"
 
     @property
-    def _log(self) -> str:
+    def _log_folder(self) -> str:
         return f"{self.name.replace('.', '/')}/_delta_log"
 
-    def renewed(self) -> bool:
+    def catch_up(self) -> bool:
         """Read the commits since `at`; return False if the table was replaced by another one of its name."""
         return self._read_new_commits() != "another"
 
@@ -102,36 +102,36 @@ class LogTail:
         Returns `same` if they concern rows only, `changed` if metadata or protocol have changed, and `another` if the
         log is not the one that was read before, or cannot be read: the table then has to be opened again.
         """
-        stamp_of = self._stamps()
+        stamp_of = self._stamp_lookup()
         if stamp_of(self.at) != self.stamp:
             return "another"  # the table was dropped, and created again
         while True:
             stamp = stamp_of(self.at + 1)
             if stamp is None:
                 return "same"
-            text = self.lake.read(self.path(self.at + 1))
+            text = self.lake.read(self.commit_path(self.at + 1))
             if not text:
                 return "another"  # opening the table again raises the error
             try:
-                is_taken = self._take(text)
+                is_taken = self._note_commit(text)
             except ValueError:  # cut off or overwritten
                 return "another"
             if not is_taken:
-                return self._reopen()
+                return self._reopen_table()
             self.stamp = stamp
 
-    def _stamps(self) -> Callable[[int], str | None]:
+    def _stamp_lookup(self) -> Callable[[int], str | None]:
         """Return a function: version -> stamp of its commit, None if there is none.
 
         An object store lists all new commits with one request. On a disk a look at each file is cheaper than a list.
         """
         if self.lake.on_disk(self.name):
-            return lambda version: self.lake.stamp(self.path(version))
-        after = self.path(self.at - 1) if self.at else f"{self._log}/"
-        stamps = self.lake.store.list_stamps(self._log, after=after)
-        return lambda version: stamps.get(self.path(version))
+            return lambda version: self.lake.stamp(self.commit_path(version))
+        after = self.commit_path(self.at - 1) if self.at else f"{self._log_folder}/"
+        stamps = self.lake.store.list_stamps(self._log_folder, after=after)
+        return lambda version: stamps.get(self.commit_path(version))
 
-    def _reopen(self) -> Literal["changed", "another"]:
+    def _reopen_table(self) -> Literal["changed", "another"]:
         """Open the table again, as its metadata or protocol have changed."""
         table = self.lake.open(self.name)
         if table is None:
@@ -143,11 +143,11 @@ class LogTail:
         self.at = table.version()
         self.about = about
         self.transactions = transactions
-        self.stamp = self.lake.stamp(self.path(self.at))
+        self.stamp = self.lake.stamp(self.commit_path(self.at))
         self.commits.clear()
         return "changed"
 
-    def _take(self, text: bytes) -> bool:
+    def _note_commit(self, text: bytes) -> bool:
         """Note the next commit; return False, and note nothing, if it changes metadata or protocol.
 
         Raises ValueError if its text is cut off: the last line is parsed whatever it is, and would be half an action.
@@ -167,7 +167,7 @@ class LogTail:
             self.commits[self.at] = text
         return True
 
-    def newest(self) -> DeltaTable:
+    def newest_table(self) -> DeltaTable:
         """Return the table of delta-rs at its newest version. Raises DeltaError, TableError."""
         table = self.handle
         if table is not None and table.version() < self.at:
@@ -199,22 +199,22 @@ class LogTail:
     def transaction_version(self, app_id: str) -> int | None:
         """Return the version of a transaction id, None if the table does not have the id."""
         if app_id not in self.transactions:
-            # No commit after the handle's version has the id, or `_take` had noted it: an old handle can answer.
-            table = self.handle or self.newest()
+            # No commit after the handle's version has the id, or `_note_commit` had noted it: an old handle can answer.
+            table = self.handle or self.newest_table()
             self.transactions[app_id] = table.transaction_version(app_id)
         return self.transactions[app_id]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in LogTail.__dataclass_fields__:
             raise AttributeError(name)
-        return getattr(self.newest(), name)
+        return getattr(self.newest_table(), name)
 
     @property
-    def appends(self) -> bool:
-        """Return whether `append` can write to the table: all its features are in `APPENDED`."""
+    def can_append(self) -> bool:
+        """Return whether `append_files` can write to the table: all its features are in `APPENDED`."""
         return set(self.protocol().writer_features or ()) <= APPENDED
 
-    def append(self, files: Sequence[AddAction], transaction: tuple[str, int], notes: Mapping[str, str]) -> bool:
+    def append_files(self, files: Sequence[AddAction], transaction: tuple[str, int], notes: Mapping[str, str]) -> bool:
         """Add files in one commit; return False if the table has the transaction id already. Raises TableError."""
         app_id, number = transaction
         text = _append_commit(files, transaction, notes)
@@ -222,18 +222,18 @@ class LogTail:
             committed = self.transaction_version(app_id)
             if committed is not None and committed >= number:
                 return False
-            next_commit = self.path(self.at + 1)
+            next_commit = self.commit_path(self.at + 1)
             stamp = self.lake.store.create_if_absent(next_commit, text)
             if stamp is not None:
-                self._take(text)
+                self._note_commit(text)
                 self.stamp = stamp
                 self.handle = None  # the next append needs no handle, and it would only grow
-                self._checkpoint()
+                self._write_due_checkpoint()
                 return True
             # The storage client may have retried a request whose answer was lost: then the file is our own.
             if self.lake.read(next_commit) == text:
                 stamp = self.lake.stamp(next_commit)
-                self._take(text)
+                self._note_commit(text)
                 self.stamp = stamp
                 return True
             # Another writer took the version. If it only added rows, try the next version.
@@ -241,7 +241,7 @@ class LogTail:
                 raise TableError(self.name, "the commit failed: another writer has changed the table meanwhile")
         raise TableError(self.name, f"other writers were faster {_TRIES} times; stop one of them")
 
-    def _checkpoint(self) -> None:
+    def _write_due_checkpoint(self) -> None:
         """Write a checkpoint if one is due."""
         on_disk = self.lake.on_disk(self.name)
         interval = int(self.metadata().configuration.get(INTERVAL) or 100) * (INTERVALS_ON_DISK if on_disk else 1)
@@ -251,10 +251,10 @@ class LogTail:
         if (self.at + 1 + shift) % interval != 0:
             return
         if on_disk or not self._build_checkpoint():
-            self.newest().create_checkpoint()
+            self.newest_table().create_checkpoint()
         self.commits.clear()
         if not on_disk and (self.at + 1) % (CLEANED * interval) == 0:
-            self.newest().cleanup_metadata()
+            self.newest_table().cleanup_metadata()
 
     def _build_checkpoint(self) -> bool:
         """Build the checkpoint of a table in an object store from the last one and the kept commits.
@@ -262,7 +262,7 @@ class LogTail:
         delta-rs does it in a temporary folder, which saves it reading every commit from the store. Returns False if
         that is not possible, as the last checkpoint has several parts or is of version 2.
         """
-        about = json.loads(self.lake.read(f"{self._log}/_last_checkpoint") or b"{}")
+        about = json.loads(self.lake.read(f"{self._log_folder}/_last_checkpoint") or b"{}")
         last = int(about.get("version", -1))
         if last >= self.at:
             return True  # another writer was faster
@@ -272,27 +272,27 @@ class LogTail:
             folder = Path(place, "_delta_log")
             folder.mkdir()
             if last >= 0:
-                content = self.lake.read(f"{self._log}/{last:020}.checkpoint.parquet")
+                content = self.lake.read(f"{self._log_folder}/{last:020}.checkpoint.parquet")
                 if content is None:
                     return False
                 Path(folder, f"{last:020}.checkpoint.parquet").write_bytes(content)
                 Path(folder, "_last_checkpoint").write_text(json.dumps(about))
             for version in range(last + 1, self.at + 1):
-                text = self.commits.get(version) or self.lake.read(self.path(version))
+                text = self.commits.get(version) or self.lake.read(self.commit_path(version))
                 if text is None:
                     return False
                 Path(folder, f"{version:020}.json").write_bytes(text)
             DeltaTable(place).create_checkpoint()
             # `_last_checkpoint` comes second: it must not name a checkpoint that is not there yet.
             for name in (f"{self.at:020}.checkpoint.parquet", "_last_checkpoint"):
-                self.lake.write(f"{self._log}/{name}", Path(folder, name).read_bytes())
+                self.lake.write(f"{self._log_folder}/{name}", Path(folder, name).read_bytes())
         return True
 
 
-def newest(table: Any) -> Any:
+def delta_rs_table(table: Any) -> Any:
     """Return the table of delta-rs behind a LogTail, for calls that accept no other; any other table is returned."""
     if isinstance(table, LogTail):
-        return table.newest()
+        return table.newest_table()
     return table
 
 

@@ -17,7 +17,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from pyarrow import fs
 
 from router.delta.commit import retry_on_conflict
-from router.delta.constraints import NARROWER_MAP, WHY_NARROWER_MAP, unmergeable
+from router.delta.constraints import NARROWER_MAP, WHY_NARROWER_MAP, features_against_merges
 from router.delta.file_statistics import without_bounds_of_floats
 from router.delta.history import log_commits, log_folder
 from router.delta.keyed.key_property import KEYED_BY
@@ -64,7 +64,7 @@ class MaintenanceOptions:
     unasked: bool = False
 
     @property
-    def hours(self) -> int:
+    def retention_hours(self) -> int:
         """Return the retention in hours, rounded up."""
         return -int(-self.retention.total_seconds() // 3600)
 
@@ -90,7 +90,7 @@ class MaintenanceResult:
     rewritten: bool = False
 
 
-def maintain(lake: Lake, table: str, options: MaintenanceOptions, *, dry: bool = False) -> MaintenanceResult:
+def maintain_table(lake: Lake, table: str, options: MaintenanceOptions, *, dry: bool = False) -> MaintenanceResult:
     """Compact and clean one table; with `dry` only return what would be done. Tries again after another writer.
 
     A table that only Delta on Spark may write is left as it is: see `MaintenanceResult.by_spark`. Raises TableError.
@@ -100,12 +100,12 @@ def maintain(lake: Lake, table: str, options: MaintenanceOptions, *, dry: bool =
         raise TableError(table, "there is no such table")
     # The remembered deletions of a table are a plain table made here, even if the table itself is not.
     if not dry and not table.endswith(DELETIONS) and deletions_table(lake, table):
-        maintain(lake, f"{table}.{DELETIONS}", replace(options, zorder=(), unasked=False))
+        maintain_table(lake, f"{table}.{DELETIONS}", replace(options, zorder=(), unasked=False))
     try:
         if options.unasked and not made_here(handle, table):
             shorten_log(lake, table, handle, options, dry=dry)
             return MaintenanceResult(table, files=0, into=0, deleted=0, freed=0)
-        features = unmergeable(handle)
+        features = features_against_merges(handle)
         too_long = has_long_folder(handle)
         if too_long:
             features.add(too_long)
@@ -113,7 +113,7 @@ def maintain(lake: Lake, table: str, options: MaintenanceOptions, *, dry: bool =
         into = 0
         if not features:
             try:
-                files, into = small_files(handle, options) if dry else _compact(handle, options)
+                files, into = small_files(handle, options) if dry else _compact_files(handle, options)
             except CommitFailedError:
                 raise
             except (DeltaError, OSError) as error:
@@ -131,11 +131,11 @@ def maintain(lake: Lake, table: str, options: MaintenanceOptions, *, dry: bool =
                 without_statistics=_count_without_statistics(handle, options),
             )
         # Dry first: the sizes of the files have to be read before they are deleted.
-        old = handle.vacuum(options.hours, dry_run=True, enforce_retention_duration=False, full=True)
+        old = handle.vacuum(options.retention_hours, dry_run=True, enforce_retention_duration=False, full=True)
         freed = size_of(lake, table, old)
         if not dry:
             if old:
-                handle.vacuum(options.hours, dry_run=False, enforce_retention_duration=False, full=True)
+                handle.vacuum(options.retention_hours, dry_run=False, enforce_retention_duration=False, full=True)
             # The log can be shortened up to a checkpoint only.
             handle.create_checkpoint()
         unreadable = dict(shorten_log(lake, table, handle, options, dry=dry))
@@ -329,13 +329,13 @@ def _spare_checkpoints(begin: int, checkpoints: dict[int, datetime | None], span
 
 def _replaced_bytes(lake: Lake, table: str, checkpoint: int, age: timedelta) -> int:
     """Return the bytes of the files that were removed within an age before a checkpoint."""
-    removals = _removals(lake, table, checkpoint)
+    removals = _read_removals(lake, table, checkpoint)
     since = (datetime.now(timezone.utc) - age).timestamp() * 1000
     is_young = pc.greater(pc.struct_field(removals, "deletionTimestamp"), since)
     return pc.sum(pc.struct_field(removals, "size").filter(is_young)).as_py() or 0
 
 
-def _removals(lake: Lake, table: str, checkpoint: int) -> pa.StructArray:
+def _read_removals(lake: Lake, table: str, checkpoint: int) -> pa.StructArray:
     """Return `path`, `size` and `deletionTimestamp` of the files that a checkpoint calls removed, or null."""
     with lake.files.open_input_file(f"{log_folder(table)}/{checkpoint:020d}.checkpoint.parquet") as stream:
         columns = ["remove.path", "remove.size", "remove.deletionTimestamp"]
@@ -355,7 +355,7 @@ def _removed_before(lake: Lake, table: str, checkpoint: int) -> set[str]:
     """Return the data files that are there still and were removed within an hour before a checkpoint."""
     folder = table.replace(".", "/")
     entries = lake.files.get_file_info(fs.FileSelector(folder))
-    paths = pc.struct_field(_removals(lake, table, checkpoint), "path")
+    paths = pc.struct_field(_read_removals(lake, table, checkpoint), "path")
     return {entry.base_name for entry in entries} & {unquote(path) for path in paths.drop_null().to_pylist()}
 
 
@@ -401,8 +401,8 @@ def delete_older(
         metrics = handle.delete(f"{old} AND {more}")
         # Only if nothing was deleted: a deletion has replaced files of the version already.
         if not metrics["num_deleted_rows"]:
-            _compact(handle, MaintenanceOptions(gradual=True))
-        handle.vacuum(MaintenanceOptions().hours, dry_run=False, enforce_retention_duration=False, full=True)
+            _compact_files(handle, MaintenanceOptions(gradual=True))
+        handle.vacuum(MaintenanceOptions().retention_hours, dry_run=False, enforce_retention_duration=False, full=True)
         shorten_log(lake, table, handle, MaintenanceOptions(), before=version, with_files=not is_read)
     except CommitFailedError:
         return 0
@@ -459,20 +459,20 @@ def _count_without_statistics(handle: DeltaTable, options: MaintenanceOptions) -
     return int(actions.column("num_records").null_count)
 
 
-def _compact(handle: DeltaTable, options: MaintenanceOptions) -> tuple[int, int]:
+def _compact_files(handle: DeltaTable, options: MaintenanceOptions) -> tuple[int, int]:
     """Join small files, or sort all of them by `zorder`; return how many files were removed and added."""
     target = options.file_bytes if options.zorder else _target_size(_file_sizes(handle), options)
     if target == 0:
         return 0, 0
 
-    def work() -> dict[str, Any]:
+    def optimize_files() -> dict[str, Any]:
         properties = without_bounds_of_floats(pa.schema(handle.schema().to_arrow()), compression="ZSTD")
         if options.zorder:
             return handle.optimize.z_order(options.zorder, target_size=target, writer_properties=properties)
         return handle.optimize.compact(target_size=target, max_concurrent_tasks=1, writer_properties=properties)
 
     metrics = retry_on_conflict(
-        work, CommitFailedError, MAINTENANCE_TRIES, MAINTENANCE_WAIT_SECONDS, before=handle.update_incremental
+        optimize_files, CommitFailedError, MAINTENANCE_TRIES, MAINTENANCE_WAIT_SECONDS, before=handle.update_incremental
     )
     return int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"])
 

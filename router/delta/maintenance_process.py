@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from router.delta.maintenance import MaintenanceOptions, MaintenanceResult, maintain
+from router.delta.maintenance import MaintenanceOptions, MaintenanceResult, maintain_table
 from router.errors import TableError, first_line
 
 if TYPE_CHECKING:
@@ -34,8 +34,10 @@ class MaintenanceProcess:
 
     running: subprocess.Popen[bytes] | None = None
 
-    def maintain(self, lake: Lake, table: str, options: MaintenanceOptions, *, dry: bool = False) -> MaintenanceResult:
-        """Maintain one table in the process, as `maintenance.maintain` does. Raises TableError."""
+    def maintain_table(
+        self, lake: Lake, table: str, options: MaintenanceOptions, *, dry: bool = False
+    ) -> MaintenanceResult:
+        """Maintain one table in the process, as `maintenance.maintain_table` does. Raises TableError."""
         self.running = self.running or _start_process()
         assert self.running.stdin
         assert self.running.stdout
@@ -44,13 +46,13 @@ class MaintenanceProcess:
             self.running.stdin.flush()
             answer: MaintenanceResult | tuple[str, str] = pickle.load(self.running.stdout)
         except (EOFError, OSError) as error:
-            code = self.end()
+            code = self.end_process()
             raise TableError(table, f"it could not be maintained: the process for it ended with {code}") from error
         if isinstance(answer, MaintenanceResult):
             return answer
         raise TableError(*answer)
 
-    def end(self) -> int:
+    def end_process(self) -> int:
         """End the process, if it runs, and return its exit code."""
         process = self.running
         if process is None:
@@ -66,7 +68,7 @@ class MaintenanceProcess:
 
 def _start_process() -> subprocess.Popen[bytes]:
     """Start the process. It gets the tables by a pipe, not as arguments: the lake's options may hold secrets."""
-    code = "from router.delta.maintenance_process import serve; serve()"
+    code = "from router.delta.maintenance_process import serve_requests; serve_requests()"
     path = os.pathsep.join(sys.path)  # the router may be on a path that only this process knows
     return subprocess.Popen(
         [sys.executable, "-c", code],
@@ -76,7 +78,7 @@ def _start_process() -> subprocess.Popen[bytes]:
     )
 
 
-def serve() -> None:
+def serve_requests() -> None:
     """Maintain the tables that are requested on stdin, one after the other; end when stdin does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which then ends this process
     os.nice(LOWER)
@@ -106,7 +108,7 @@ def _maintain_or_error(
 ) -> MaintenanceResult | tuple[str, str]:
     """Return the result, or table and text of a TableError: not every exception can be pickled."""
     try:
-        return maintain(lake, table, options, dry=dry)
+        return maintain_table(lake, table, options, dry=dry)
     except TableError as error:
         return error.table, error.what
     except Exception as error:  # the process continues with the next table

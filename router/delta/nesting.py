@@ -30,7 +30,7 @@ def depth_fault(column: pa.Field, *, widened: bool = False) -> str | None:
 
     With `widened` its type changes, and the table may have to note that.
     """
-    levels = _deepest(column.type, COLUMN)
+    levels = _deepest_level(column.type, COLUMN)
     if widened:
         levels += TYPE_CHANGES
     if levels <= LEVELS:
@@ -51,7 +51,7 @@ def too_deep(columns: Iterable[pa.Field], *, widened: bool = False) -> dict[str,
     return faults
 
 
-def _deepest(kind: pa.DataType, level: int) -> int:
+def _deepest_level(kind: pa.DataType, level: int) -> int:
     """Return the deepest level of JSON that a field has whose own object stands at a level."""
     metadata = level + 1
     return max(metadata, _deepest_of_type(kind, level))
@@ -60,7 +60,7 @@ def _deepest(kind: pa.DataType, level: int) -> int:
 def _deepest_of_type(kind: pa.DataType, level: int) -> int:
     """Return the deepest level of a type; the object that has the type stands at `level`."""
     if pa.types.is_struct(kind):
-        return max((_deepest(child.type, level + COLUMN) for child in kind), default=level + 2)
+        return max((_deepest_level(child.type, level + COLUMN) for child in kind), default=level + 2)
     if pa.types.is_map(kind):
         return max(_deepest_of_type(kind.key_type, level + 1), _deepest_of_type(kind.item_type, level + 1))
     if pa.types.is_nested(kind):

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 
 from router.api.halving import is_caused_by_a_row
-from router.delta.file_statistics import Leaf, leaves, statistics, with_nan
+from router.delta.file_statistics import Leaf, leaf_paths, statistics_json, with_nan
 from router.delta.staged_files import StagedFile
 from router.errors import first_line
 
@@ -52,7 +52,7 @@ class Staging:
     compression: str = "zstd"
     token: str = ""
 
-    def writer(self, batch: int, attempt: str, dispensable: Collection[str] = ()) -> Writer:
+    def open_writer(self, batch: int, attempt: str, dispensable: Collection[str] = ()) -> Writer:
         """Return the writer of one task attempt; for `dispensable` see Writer."""
         token = f"{self.token}-" if self.token else ""
         return Writer(self, f"part-{batch:010d}-{token}{attempt}", dispensable)
@@ -62,7 +62,7 @@ PartitionValues = tuple[tuple[str, str | None], ...]
 """The columns of a partition, each with its value as Delta's log writes it; None for null."""
 
 
-def divided(rows: pa.RecordBatch, by: tuple[str, ...]) -> Iterator[tuple[PartitionValues, pa.RecordBatch]]:
+def divide_by_partition(rows: pa.RecordBatch, by: tuple[str, ...]) -> Iterator[tuple[PartitionValues, pa.RecordBatch]]:
     """Split rows by the values of the columns `by`, and drop these columns. A column that the rows lack is null.
 
     Values are texts as in the Delta protocol, "Partition value serialization": an empty text is null there.
@@ -91,7 +91,7 @@ def _partition_texts(values: pa.Array) -> pa.Array:
     return pc.if_else(pc.equal(texts, ""), None, texts)
 
 
-def attempt() -> str:
+def attempt_name() -> str:
     """Return a name for this task attempt that no other attempt of the job has."""
     context = TaskContext.get()
     if context is None:
@@ -130,17 +130,19 @@ class Writer:
         self.bytes = 0
         self.files: list[StagedFile] = []
 
-    def hold(
+    def hold_rows(
         self, target: str, table: str, rows: pa.RecordBatch, *, seen: bool = False, by: tuple[str, ...] = ()
     ) -> None:
         """Keep rows for a table. With `seen`, a file gets only columns that have a value in some row.
 
         Rows with different values in the columns `by` go into different files, without these columns.
         """
-        for partition, part in divided(rows, by) if by else [((), rows)]:
-            self._hold(target, table, part, partition, seen=seen)
+        for partition, part in divide_by_partition(rows, by) if by else [((), rows)]:
+            self._hold_partition(target, table, part, partition, seen=seen)
 
-    def _hold(self, target: str, table: str, rows: pa.RecordBatch, partition: PartitionValues, *, seen: bool) -> None:
+    def _hold_partition(
+        self, target: str, table: str, rows: pa.RecordBatch, partition: PartitionValues, *, seen: bool
+    ) -> None:
         held = self.held.get((target, table, partition))
         if held is None:
             held = self.held[target, table, partition] = _Held(target, table, rows.schema, seen, partition)
@@ -156,28 +158,28 @@ class Writer:
         if self.bytes <= self.staging.buffer_bytes:
             return
         for held in sorted(self.held.values(), key=lambda held: -held.bytes):
-            self._write(held)
+            self._try_to_write(held)
             if self.bytes <= self.staging.buffer_bytes // 2:
                 break
         with_size = [(held.file.size, held) for held in self.held.values() if held.file]
         with_size.sort(key=lambda size_and_held: -size_and_held[0])
         for _, held in with_size[OPEN_FILES:]:
-            self._try(held, self._close)
+            self._drop_table_on_error(held, self._close_file)
 
     def close(self) -> list[StagedFile]:
         """Write all rows, flush the files to the disk, and return all files of this task."""
         for held in self.held.values():
-            self._write(held)
-            self._try(held, self._close)
-        self._sync()
+            self._try_to_write(held)
+            self._drop_table_on_error(held, self._close_file)
+        self._sync_files()
         return self.files
 
-    def _sync(self) -> None:
+    def _sync_files(self) -> None:
         """Flush the files to the disk: a manifest that survives a power cut must not refer to files that do not.
 
         Several at once: a disk takes 3 to 6 ms for each, longer than writing a small file.
         """
-        if not self.staging.lake.local:
+        if not self.staging.lake.is_local:
             return
         with ThreadPoolExecutor(SYNCED) as pool:
             syncs = [pool.submit(self.staging.lake.sync, file.path) for file in self.files]
@@ -200,11 +202,11 @@ class Writer:
             with suppress(OSError):
                 self.staging.lake.files.delete_file(path)
 
-    def _write(self, held: _Held) -> None:
+    def _try_to_write(self, held: _Held) -> None:
         if held.batches:
-            self._try(held, self._write_held)
+            self._drop_table_on_error(held, self._write_held)
 
-    def _try(self, held: _Held, write: Callable[[_Held], None]) -> None:
+    def _drop_table_on_error(self, held: _Held, write: Callable[[_Held], None]) -> None:
         """Call `write`; if it fails for a dispensable table, note why, and drop its rows from now on."""
         try:
             if f"{held.target}/{held.table}" not in self.failed:
@@ -213,7 +215,7 @@ class Writer:
             self.note_failure(held.target, held.table, error)
             self._abandon_file(held)
         if held.batches:  # rows of a table that failed
-            self._clear(held)
+            self._clear_held(held)
 
     def note_failure(self, target: str, table: str, error: BaseException) -> None:
         """Note why the rows of a table cannot be written; raise the error if the table is not dispensable."""
@@ -230,32 +232,32 @@ class Writer:
             self.staging.lake.files.delete_file(held.file.path)
         held.file = None
 
-    def _clear(self, held: _Held) -> None:
+    def _clear_held(self, held: _Held) -> None:
         self.bytes -= held.bytes
         held.batches = []
         held.bytes = 0
 
     def _write_held(self, held: _Held) -> None:
         rows = pa.Table.from_batches(held.batches, held.schema)
-        self._clear(held)
+        self._clear_held(held)
         if held.seen:
             rows = _with_values(rows)
         # A column has its first value: the file that lacks it is complete.
         if held.file and not set(rows.column_names) <= set(held.file.schema.names):
-            self._close(held)
+            self._close_file(held)
         # A column has its first NaN: it must have no statistics, in a file that begins here.
         new_nans = with_nan(rows) - held.nans
         if new_nans:
-            self._close(held)
+            self._close_file(held)
             held.nans |= new_nans
         if held.file is None:
             name = f"{self.prefix}-{uuid.uuid4()}.parquet"
             held.file = _File.open(self.staging, held.table, name, rows, held.nans)
-        held.file.add(rows)
+        held.file.write_row_group(rows)
         if held.file.size >= self.staging.file_bytes:
-            self._close(held)
+            self._close_file(held)
 
-    def _close(self, held: _Held) -> None:
+    def _close_file(self, held: _Held) -> None:
         if held.file is not None:
             self.files.append(held.file.close(held))
             held.file = None
@@ -279,7 +281,7 @@ def staged_again(lake: Lake, file: StagedFile, batches: Iterable[pa.RecordBatch]
     writer = Writer(Staging(lake, FILE_BYTES, HELD_BYTES, folder), f"part-{name}")
     try:
         for batch in batches:
-            writer.hold(file.target, file.table, batch)
+            writer.hold_rows(file.target, file.table, batch)
             writer.flush()
         files = writer.close()
     except BaseException:
@@ -298,7 +300,7 @@ def _with_values(rows: pa.Table) -> pa.Table:
     return rows.select(names or rows.column_names[:1])
 
 
-def repeating(path: str, column: pa.ChunkedArray) -> Iterator[str]:
+def repeating_leaves(path: str, column: pa.ChunkedArray) -> Iterator[str]:
     """Yield the leaf columns whose values repeat, by their paths in Parquet.
 
     Leaves in lists and maps always count, and so does a column without a value, as later values may repeat.
@@ -306,25 +308,25 @@ def repeating(path: str, column: pa.ChunkedArray) -> Iterator[str]:
     kind = column.type
     if pa.types.is_struct(kind):
         for index, child in enumerate(kind):
-            yield from repeating(f"{path}.{child.name}", pc.struct_field(column, [index]))
+            yield from repeating_leaves(f"{path}.{child.name}", pc.struct_field(column, [index]))
     elif pa.types.is_nested(kind):
-        yield from _paths(path, kind)
+        yield from _leaf_paths(path, kind)
     else:
         sample = column[: max(SAMPLE, len(column) // 50)].drop_null()
         if len(sample.unique()) <= (1 - REPEATED) * len(sample):  # a third of the time of `count_distinct` of texts
             yield path
 
 
-def _paths(path: str, kind: pa.DataType) -> Iterator[str]:
+def _leaf_paths(path: str, kind: pa.DataType) -> Iterator[str]:
     """Yield the paths of a type's leaves in Parquet, below a path."""
     if pa.types.is_struct(kind):
         for child in kind:
-            yield from _paths(f"{path}.{child.name}", child.type)
+            yield from _leaf_paths(f"{path}.{child.name}", child.type)
     elif pa.types.is_map(kind):
-        yield from _paths(f"{path}.key_value.key", kind.key_type)
-        yield from _paths(f"{path}.key_value.value", kind.item_type)
+        yield from _leaf_paths(f"{path}.key_value.key", kind.key_type)
+        yield from _leaf_paths(f"{path}.key_value.value", kind.item_type)
     elif pa.types.is_nested(kind):
-        yield from _paths(f"{path}.list.element", kind.value_type)
+        yield from _leaf_paths(f"{path}.list.element", kind.value_type)
     else:
         yield path
 
@@ -350,11 +352,11 @@ class _File:
         schema = rows.schema
         dictionary_columns: list[str] = []
         for column in schema.names:
-            dictionary_columns += repeating(column, rows.column(column))
+            dictionary_columns += repeating_leaves(column, rows.column(column))
         # A column with NaN gets no statistics: see `file_statistics`.
         with_statistics: bool | list[str] = True
         if nans:
-            with_statistics = [".".join(leaf) for leaf in leaves(schema) if leaf and leaf not in nans]
+            with_statistics = [".".join(leaf) for leaf in leaf_paths(schema) if leaf and leaf not in nans]
         writer = pq.ParquetWriter(
             stream,
             schema,
@@ -373,7 +375,7 @@ class _File:
         """Return the bytes written so far."""
         return int(self.stream.tell())
 
-    def add(self, rows: pa.Table) -> None:
+    def write_row_group(self, rows: pa.Table) -> None:
         """Write rows as a row group; columns that they lack, as they have no value this time, are null."""
         for column in self.schema:
             if column.name not in rows.column_names:
@@ -394,6 +396,6 @@ class _File:
             bytes=size,
             rows=footer.num_rows,
             columns=(*self.schema.names, *partition),
-            statistics=statistics(footer),
+            statistics=statistics_json(footer),
             partition=partition,
         )

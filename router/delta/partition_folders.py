@@ -35,7 +35,7 @@ def long_folder(address: str, rows: pa.Table, partition_by: Iterable[str]) -> st
     """Return why rows cannot be written into folders named after their partition; an empty text if they can."""
     path = len(address) + FILE_BYTES
     for name in partition_by:
-        size = _longest(name, rows)
+        size = _longest_name_bytes(name, rows)
         if is_local_path(address) and size > FOLDER_BYTES:
             return f"a folder of its partitions by {name} would have a name of {size} bytes"
         path += size + 1
@@ -54,7 +54,7 @@ def has_long_folder(table: DeltaTable) -> str:
     return long_folder(table.table_uri, pa.Table.from_struct_array(partitions), partition_by)
 
 
-def _longest(name: str, rows: pa.Table) -> int:
+def _longest_name_bytes(name: str, rows: pa.Table) -> int:
     """Return the bytes of the longest name of a folder. The values of other types than texts are short."""
     begin = len(quote(name, safe="")) + 1
     if name not in rows.column_names or not pa.types.is_string(rows.schema.field(name).type):

@@ -6,7 +6,7 @@
 | make a table without rows | `create_table` | `create_by_spark` |
 | append staged files | `append_files` | `append_by_spark` with `staged_rows` |
 | replace the content, and the schema with it | `replace_content` | `replace_by_spark` |
-| give a table columns, properties | `add_columns`, `set_properties` | `widen`, `set_property_by_spark` |
+| give a table columns, properties | `add_columns`, `set_properties` | `widen_columns`, `set_property_by_spark` |
 
 The functions on the right are in `replace_by_spark`. Besides this module only merges (`keyed`), `log_tail` and
 maintenance commit without Spark. `ids`: transaction id -> its version. `notes` are written into the commit, for readers
@@ -23,8 +23,8 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Sc
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from router.api.table_options import PLAIN_TABLE, PROPERTIES_OF_DELTA_RS
-from router.delta.log_tail import newest
-from router.delta.transaction_id import transactions
+from router.delta.log_tail import delta_rs_table
+from router.delta.transaction_id import to_transactions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -66,8 +66,8 @@ def made_by_spark(options: NewTable) -> str:
     return f"it is to have {', '.join(unsupported)}"
 
 
-def _supported(options: NewTable) -> dict[str, str | None]:
-    """Return the properties that delta-rs can create a table with; `finish` sets the others, by Delta on Spark."""
+def _properties_of_delta_rs(options: NewTable) -> dict[str, str | None]:
+    """Return the properties that delta-rs can create a table with; `finish_new_table` sets the others by Spark."""
     supported = {name: value for name, value in options.properties.items() if name in PROPERTIES_OF_DELTA_RS}
     return {**PROPERTIES, **supported}
 
@@ -98,7 +98,7 @@ def create_table(
         name=name or None,
         description=options.comment,
         partition_by=[*options.partition_by] or None,
-        configuration={**_supported(options), **(properties or {})},
+        configuration={**_properties_of_delta_rs(options), **(properties or {})},
         storage_options=lake.delta_options(table),
         raise_if_key_not_exists=False,  # the configuration's reader has checked the names of properties
     )
@@ -117,9 +117,9 @@ def create_with_files(
 ) -> None:
     """Create a table with staged files, in its first commit; `schema` is Delta's JSON.
 
-    Properties that only Delta on Spark can set are left to `finish`. If another writer creates the table meanwhile,
-    DeltaError is raised, or the files are appended to it; with `exclusive` they are not appended to a table that is
-    there when the call begins.
+    Properties that only Delta on Spark can set are left to `finish_new_table`. If another writer creates the table
+    meanwhile, DeltaError is raised, or the files are appended to it; with `exclusive` they are not appended to a table
+    that is there when the call begins.
     """
     lake.note_location(table)
     create_table_with_add_actions(
@@ -130,7 +130,7 @@ def create_with_files(
         partition_by=list(options.partition_by),
         name=made_as(table),
         description=options.comment,
-        configuration=_supported(options),
+        configuration=_properties_of_delta_rs(options),
         commit_properties=_commit_properties(ids, notes),
         storage_options=lake.delta_options(table),
     )
@@ -140,7 +140,7 @@ def append_files(
     handle: DeltaTable, files: Iterable[StagedFile], *, ids: Mapping[str, int], notes: Mapping[str, str]
 ) -> None:
     """Append staged files to an open table. Appends of other writers do not conflict."""
-    _write(handle, files, "append", handle.schema(), _commit_properties(ids, notes))
+    _commit_files(handle, files, "append", handle.schema(), _commit_properties(ids, notes))
 
 
 def replace_content(
@@ -162,10 +162,10 @@ def replace_content(
     properties = _commit_properties(ids, notes)
     if alone:
         properties.max_commit_retries = 0
-    _write(handle, files, "overwrite", columns, properties, partition_by)
+    _commit_files(handle, files, "overwrite", columns, properties, partition_by)
 
 
-def _write(
+def _commit_files(
     handle: DeltaTable,
     files: Iterable[StagedFile],
     mode: Any,
@@ -220,7 +220,7 @@ def write_rows(
 
 def add_columns(table: DeltaTable, added: str) -> None:
     """Add columns and nested fields (Delta's JSON) in one commit; those that the table has change nothing."""
-    table = newest(table)
+    table = delta_rs_table(table)
     # An append of no rows, which merges the schemas: it adds nested fields as well.
     write_rows(table, Schema.from_json(added).to_arrow().empty_table(), new_columns=True)
     table.update_incremental()
@@ -249,4 +249,4 @@ def add_action(file: StagedFile) -> AddAction:
 
 
 def _commit_properties(ids: Mapping[str, int], notes: Mapping[str, str]) -> CommitProperties:
-    return CommitProperties(custom_metadata=dict(notes), app_transactions=transactions(ids))
+    return CommitProperties(custom_metadata=dict(notes), app_transactions=to_transactions(ids))

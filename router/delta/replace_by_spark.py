@@ -23,10 +23,10 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 from router.api.columns import quote_identifier, sql_text
 from router.api.table_options import PLAIN_TABLE
 from router.delta.casting import cast_to
-from router.delta.commit import names, to_arrow, to_arrow_schema
+from router.delta.commit import schema_column_names, to_arrow, to_arrow_schema
 from router.delta.partition_folders import RANDOM_FOLDERS, has_long_folder
 from router.delta.replace import MADE, PROPERTIES
-from router.delta.transaction_id import widening
+from router.delta.transaction_id import widening_transaction
 from router.delta.widening import WIDENED, wider_schema
 from router.spark_internals import hadoop_lacks, to_arrow_columns, to_spark_columns
 from router.storage.addresses import is_local
@@ -111,11 +111,11 @@ def in_types_of(rows: DataFrame, schema: StructType) -> DataFrame:
         return rows
     types = to_arrow_columns(columns)
 
-    def cast(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def cast_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             yield from cast_to(pa.Table.from_batches([batch]), types).to_batches()
 
-    return rows.mapInArrow(cast, columns)
+    return rows.mapInArrow(cast_batches, columns)
 
 
 def _parquet_rows(session: SparkSession, lake: Lake, paths: list[str], schema: StructType) -> DataFrame:
@@ -136,7 +136,7 @@ def _rows_by_arrow(session: SparkSession, lake: Lake, paths: list[str], schema: 
     tasks = min(len(paths), session.sparkContext.defaultParallelism)
     columns = to_arrow_columns(schema)
 
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def read_files(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for numbers in batches:
             for number in numbers.column(0).to_pylist():
                 for path in paths[number::tasks]:
@@ -144,7 +144,7 @@ def _rows_by_arrow(session: SparkSession, lake: Lake, paths: list[str], schema: 
                         for batch in pq.ParquetFile(source).iter_batches(use_threads=False):
                             yield from cast_to(pa.Table.from_batches([batch]), columns).to_batches()
 
-    return session.range(0, tasks, 1, tasks).mapInArrow(read, schema)
+    return session.range(0, tasks, 1, tasks).mapInArrow(read_files, schema)
 
 
 def create_by_spark(
@@ -180,7 +180,7 @@ def append_by_spark(
     rows: DataFrame, address: str, once: Transaction | None = None, notes: Mapping[str, str] | None = None
 ) -> None:
     """Append rows to a table, which gets the columns that it lacks; create it if it does not exist."""
-    _save(rows, "append", address, once, notes)
+    _save_rows(rows, "append", address, once, notes)
 
 
 def replace_by_spark(
@@ -201,10 +201,10 @@ def replace_by_spark(
     if schema is not None:
         rows = _in_schema(rows, schema)
         new_schema = True
-    _save(rows, "overwrite", address, once, notes, new_schema=new_schema, partition_by=partition_by)
+    _save_rows(rows, "overwrite", address, once, notes, new_schema=new_schema, partition_by=partition_by)
 
 
-def _save(
+def _save_rows(
     rows: DataFrame,
     mode: str,
     address: str,
@@ -230,8 +230,8 @@ def rewrite_by_spark(session: SparkSession, address: str, table: Any, widened: s
     replace_by_spark(
         session.read.format("delta").load(address),
         address,
-        widening(app_id),
-        {WIDENED: ", ".join(names(widened))},
+        widening_transaction(app_id),
+        {WIDENED: ", ".join(schema_column_names(widened))},
         schema=wider_schema(table.schema().to_json(), widened, new_fields=False),
         partition_by=table.metadata().partition_columns,
     )
@@ -248,7 +248,7 @@ def _in_schema(rows: DataFrame, schema: str) -> DataFrame:
     return rows.select(*columns, *others)
 
 
-def finish(session: SparkSession, address: str, options: NewTable) -> None:
+def finish_new_table(session: SparkSession, address: str, options: NewTable) -> None:
     """Set the properties of a table without rows that delta-rs cannot set, and its clustering."""
     table = f"delta.{quote_identifier(address)}"
     if options.properties:
@@ -260,7 +260,7 @@ def finish(session: SparkSession, address: str, options: NewTable) -> None:
 
 
 def is_finished(table: Any, options: NewTable) -> bool:
-    """Return whether an open table has what `finish` gives it."""
+    """Return whether an open table has what `finish_new_table` gives it."""
     if options.cluster_by and "clustering" not in (table.protocol().writer_features or ()):
         return False
     return bool(options.properties.items() <= table.metadata().configuration.items())
@@ -282,7 +282,7 @@ def name_folders_at_random(session: SparkSession, address: str, table: Any, long
         set_property_by_spark(session, address, RANDOM_FOLDERS, "true")
 
 
-def widen(session: SparkSession, address: str, widened: str) -> None:
+def widen_columns(session: SparkSession, address: str, widened: str) -> None:
     """Widen columns, also nested ones, without a rewrite. Source: Delta protocol, table feature typeWidening."""
     table = f"delta.{quote_identifier(address)}"
     have = session.read.format("delta").load(address).schema

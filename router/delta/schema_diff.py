@@ -30,7 +30,7 @@ class SchemaDiff:
     conflicts: dict[str, str] = field(default_factory=dict)
 
 
-def compare(table: pa.Schema, rows: pa.Schema) -> SchemaDiff:
+def compare_schemas(table: pa.Schema, rows: pa.Schema) -> SchemaDiff:
     """Return what has to change for `rows` (the columns that hold values) to go into `table`.
 
     Two names that differ by case only are a conflict.
@@ -57,7 +57,7 @@ def compare(table: pa.Schema, rows: pa.Schema) -> SchemaDiff:
             conflicts[column.name] = f"column {column.name} is {have} in the table and {come} in the event"
             continue
         # A struct that only gains fields is an added column; one with a wider leaf is a widened column.
-        if shape(merged) != shape(have):
+        if type_shape(merged) != type_shape(have):
             field = pa.field(column.name, merged)
             if _leaves_grow(have, merged):
                 widened.append(field)
@@ -159,7 +159,7 @@ def too_wide(column: str, come: pa.DataType, have: pa.DataType) -> str:
     return f"column {column} is {come} in the event, and this value does not fit the table's {have}"
 
 
-def shape(kind: pa.DataType) -> str:
+def type_shape(kind: pa.DataType) -> str:
     """Return a type as text, without the names and nullability that say nothing about values."""
     return str(delta_type(kind))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from router.delta.file_statistics import statistics
+from router.delta.file_statistics import statistics_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -35,7 +35,7 @@ class StagedFile:
     partition: dict[str, str | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, stored: dict[str, Any]) -> StagedFile:
+    def from_dict(cls, stored: dict[str, Any]) -> StagedFile:
         """Return the file of a dictionary that `asdict` made and that was written as JSON."""
         return cls(**{**stored, "columns": tuple(stored["columns"])})
 
@@ -60,5 +60,5 @@ def staged_file(lake: Lake, target: str, table: str, path: str) -> StagedFile:
         bytes=size,
         rows=footer.num_rows,
         columns=tuple(footer.schema.to_arrow_schema().names),
-        statistics=statistics(footer),
+        statistics=statistics_json(footer),
     )

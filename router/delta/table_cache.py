@@ -52,17 +52,17 @@ class TableCache:
     held: OrderedDict[str, int] = field(default_factory=OrderedDict)
     lock: Lock = field(default_factory=Lock)
 
-    def open(self, tables: Iterable[str]) -> dict[str, DeltaTable | None]:
+    def open_tables(self, tables: Iterable[str]) -> dict[str, DeltaTable | None]:
         """Return tables at their newest version; None for a table that does not exist. Raises TableError."""
-        return whole(self.readable(tables))
+        return require_readable(self.open_readable_tables(tables))
 
-    def readable(self, tables: Iterable[str]) -> dict[str, DeltaTable | TableError | None]:
+    def open_readable_tables(self, tables: Iterable[str]) -> dict[str, DeltaTable | TableError | None]:
         """Return tables at their newest version; None for one that does not exist, the error for an unreadable one."""
         names = sorted(tables)
         with ThreadPoolExecutor(THREADS) as pool:
             return dict(zip(names, pool.map(self._open_or_error, names), strict=True))
 
-    def files(self, name: str) -> int:
+    def file_count(self, name: str) -> int:
         """Return about how many files a table has, 0 if it is not open."""
         tail = self.tails.get(name)
         if tail is None:
@@ -71,21 +71,21 @@ class TableCache:
 
     def _open_or_error(self, name: str) -> DeltaTable | TableError | None:
         try:
-            return cast("DeltaTable | None", self._newest(name))
+            return cast("DeltaTable | None", self._open_newest(name))
         except TableError as error:
             return error
         except (DeltaError, OSError, ValueError) as error:  # ValueError: delta-rs cannot parse the log
-            return unreadable(self.lake, name, error)
+            return unreadable_table_error(self.lake, name, error)
 
-    def _newest(self, name: str) -> LogTail | None:
+    def _open_newest(self, name: str) -> LogTail | None:
         tail = self.tails.get(name)
         if tail is None or not self._catch_up(tail):
             tail = self._open_anew(name)
         with self.lock:
-            self._keep(name, tail)
+            self._keep_tail(name, tail)
         return tail
 
-    def _keep(self, name: str, tail: LogTail | None) -> None:
+    def _keep_tail(self, name: str, tail: LogTail | None) -> None:
         """Keep an open table, and drop the least recently used handles that are too many."""
         self.held.pop(name, None)
         if tail is None:
@@ -107,7 +107,7 @@ class TableCache:
         On a disk this looks at two files: listing a log would take longer with every commit in it.
         """
         try:
-            return tail.renewed()
+            return tail.catch_up()
         except (DeltaError, OSError):
             return False  # if the fault persists, opening the table again raises it with its cause
 
@@ -115,7 +115,7 @@ class TableCache:
         table = self.lake.open(name)
         if table is None:
             return None
-        return LogTail.of(self.lake, name, table)
+        return LogTail.from_open_table(self.lake, name, table)
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class SparkTable:
             writer_features=tuple(protocol.get("writerFeatures", ())),
         )
 
-    def bytes(self) -> int:
+    def size_in_bytes(self) -> int:
         """Return the bytes of the table's files."""
         return int(self.snapshot.sizeInBytes())
 
@@ -189,21 +189,21 @@ class SparkTables:
     spark: SparkSession
     lake: Lake
 
-    def open(self, tables: Iterable[str]) -> dict[str, SparkTable | None]:
+    def open_tables(self, tables: Iterable[str]) -> dict[str, SparkTable | None]:
         """Return tables at their newest version; None for a table that does not exist. Raises TableError."""
-        return whole(self.readable(tables))
+        return require_readable(self.open_readable_tables(tables))
 
-    def readable(self, tables: Iterable[str]) -> dict[str, SparkTable | TableError | None]:
+    def open_readable_tables(self, tables: Iterable[str]) -> dict[str, SparkTable | TableError | None]:
         """Return tables at their newest version; None for one that does not exist, the error for an unreadable one."""
         return {name: self._open_or_error(name) for name in sorted(tables)}
 
-    def rows(self, name: str) -> DataFrame | None:
+    def read_rows(self, name: str) -> DataFrame | None:
         """Return the rows of a table; None if it does not exist. Raises TableError."""
-        if self.open([name])[name] is None:
+        if self.open_tables([name])[name] is None:
             return None
         return self.spark.read.format("delta").load(self.lake.spark_address(name))
 
-    def files(self, name: str) -> int:
+    def file_count(self, name: str) -> int:
         """Return 0: Delta on Spark knows the number of files only after reading the whole log."""
         return 0
 
@@ -217,14 +217,14 @@ class SparkTables:
         except TableError as error:
             return error
         except Exception as error:  # Py4J and Spark raise many types; each concerns this table only
-            return unreadable(self.lake, name, error)
+            return unreadable_table_error(self.lake, name, error)
         return table
 
 
 T = TypeVar("T")
 
 
-def whole(tables: Mapping[str, T | TableError]) -> dict[str, T]:
+def require_readable(tables: Mapping[str, T | TableError]) -> dict[str, T]:
     """Return the tables if all could be read. Raises the TableError of the first that could not."""
     for table in tables.values():
         if isinstance(table, TableError):
@@ -232,7 +232,7 @@ def whole(tables: Mapping[str, T | TableError]) -> dict[str, T]:
     return cast("dict[str, T]", dict(tables))
 
 
-def unreadable(lake: Lake, name: str, error: Exception) -> TableError:
+def unreadable_table_error(lake: Lake, name: str, error: Exception) -> TableError:
     """Return the error of a table that could not be opened: the damaged file of its log, or the error's own text."""
     reason = first_line(error)
     if DAMAGED_LOG not in reason:

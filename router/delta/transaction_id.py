@@ -28,7 +28,7 @@ NAME:RUN; a replay or a backfill has a run of its own. The number is that of a b
 
 No name has a slash, and table names, all with a dot, are the only ones with one. So each id is of one kind, whatever
 routes and sinks are called. A table that a repair merges below the staging folder also has ids (`repair/TABLE`, and
-those made from it); nothing reads them, and `parse` returns None for them.
+those made from it); nothing reads them, and `parse_transaction_id` returns None for them.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ _VALUES = {
 """The pattern of each field of a format: the configuration's rules for names, and the rule for names of tables."""
 
 
-def _pattern(template: str) -> re.Pattern[str]:
+def _format_pattern(template: str) -> re.Pattern[str]:
     """Return the pattern of a format. Besides its fields a format has no character that is special in a pattern."""
     pattern = template
     for field, values in _VALUES.items():
@@ -120,7 +120,7 @@ def _pattern(template: str) -> re.Pattern[str]:
     return re.compile(pattern, re.ASCII)
 
 
-_PATTERNS = {kind: _pattern(template) for kind, template in FORMATS.items()}
+_PATTERNS = {kind: _format_pattern(template) for kind, template in FORMATS.items()}
 _FIELDS = {kind: frozenset(pattern.groupindex) for kind, pattern in _PATTERNS.items()}
 
 
@@ -173,13 +173,13 @@ class TransactionId:
             return f"/{self.kind}"
         return ""
 
-    def transaction(self, version: int) -> Transaction:
+    def to_transaction(self, version: int) -> Transaction:
         """Return this id with a number, as delta-rs takes it."""
         return Transaction(str(self), version)
 
 
 @lru_cache(maxsize=10_000)  # the commits of a table have the same few ids, thousands of times
-def parse(app_id: str) -> TransactionId | None:
+def parse_transaction_id(app_id: str) -> TransactionId | None:
     """Return the parsed transaction id; None for an id that the router does not write."""
     for kind, pattern in _PATTERNS.items():
         match = pattern.fullmatch(app_id)
@@ -199,7 +199,7 @@ def _quarantine_table(rows: TransactionId) -> str:
     return f"quarantine.{underscored(rows.query_name)}__{underscored(rows.route)}__{rows.sink}"
 
 
-def transactions(ids: Mapping[str, int]) -> list[Transaction]:
+def to_transactions(ids: Mapping[str, int]) -> list[Transaction]:
     """Return ids with their numbers, as delta-rs takes them."""
     return [Transaction(app_id, version) for app_id, version in ids.items()]
 
@@ -241,7 +241,7 @@ def moved_rows_id(rows: str) -> str:
     return f"{rows}/quarantine"
 
 
-def widening(rows: str) -> Transaction:
+def widening_transaction(rows: str) -> Transaction:
     """Return the id and number of a rewrite with wider types, from the id of the commit that needs it.
 
     The query in the id marks the commit as the router's own. The number is a time, so that it always grows.

@@ -18,12 +18,12 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from router.delta.casting import cast_to
-from router.delta.commit import conflict_error, names, retry_on_conflict, stored_bytes, to_arrow_schema
-from router.delta.constraints import unmergeable
+from router.delta.commit import conflict_error, retry_on_conflict, schema_column_names, stored_bytes, to_arrow_schema
+from router.delta.constraints import features_against_merges
 from router.delta.parquet_writer import FILE_BYTES, HELD_BYTES, Staging, Writer
 from router.delta.replace import MADE, made_as, replace_content
 from router.delta.schema_diff import common_type, delta_schema
-from router.delta.transaction_id import widening
+from router.delta.transaction_id import widening_transaction
 from router.errors import TableError
 from router.own_names import OWN_LAYERS
 
@@ -59,7 +59,7 @@ def made_here(handle: Any, table: str) -> bool:
     return bool(metadata.name == made_as(table) or metadata.configuration.get(MADE) == table)
 
 
-def way(handle: Any, table: str, asked: Widening) -> Literal["rewrite", "feature"] | None:
+def choose_widening_way(handle: Any, table: str, asked: Widening) -> Literal["rewrite", "feature"] | None:
     """Return how columns of an open table may become wider, `asked` being the sink's option; None if they may not."""
     if _is_true(handle, FEATURE):
         return "feature"
@@ -71,7 +71,7 @@ def way(handle: Any, table: str, asked: Widening) -> Literal["rewrite", "feature
 
 
 def _may_be_rewritten(handle: Any, table: str) -> bool:
-    if not made_here(handle, table) or unmergeable(handle):
+    if not made_here(handle, table) or features_against_merges(handle):
         return False
     if any(_is_true(handle, name) for name in FORBIDDING):
         return False
@@ -80,8 +80,8 @@ def _may_be_rewritten(handle: Any, table: str) -> bool:
 
 def handle_bytes(handle: Any) -> int:
     """Return the bytes of the files of a table that delta-rs or Spark has opened."""
-    if hasattr(handle, "bytes"):  # a SparkTable
-        return int(handle.bytes())
+    if hasattr(handle, "size_in_bytes"):  # a SparkTable
+        return int(handle.size_in_bytes())
     return stored_bytes(handle)
 
 
@@ -90,7 +90,7 @@ def _is_true(handle: Any, name: str) -> bool:
     return str(handle.metadata().configuration.get(name)).lower() == "true"
 
 
-def narrower(handle: Any, table: str, widened: str) -> bool:
+def is_still_narrower(handle: Any, table: str, widened: str) -> bool:
     """Return whether columns of a table still have to become wider. Raises TableError if they no longer can."""
     have = {column.name: column.type for column in delta_schema(pa.schema(handle.schema().to_arrow()))}
     for column in delta_schema(to_arrow_schema(widened)):
@@ -143,38 +143,40 @@ def _widen_type(have: Any, want: Any, *, new_fields: bool) -> Any:
     return widened
 
 
-def rewrite(lake: Lake, table: str, handle: DeltaTable, widened: str, app_id: str) -> None:
+def rewrite_table(lake: Lake, table: str, handle: DeltaTable, widened: str, app_id: str) -> None:
     """Give columns of a table their wider types; try again if another writer is faster. Runs anywhere.
 
     `widened` is Delta's JSON of the columns, `app_id` the transaction id of the commit that needs them. If they are
     as wide already, nothing is done. On a disk it needs as much free space as the table takes. Raises TableError.
     """
 
-    def work() -> None:
-        if narrower(handle, table, widened):
-            _rewrite(lake, table, handle, widened, app_id)
+    def rewrite_if_narrower() -> None:
+        if is_still_narrower(handle, table, widened):
+            _rewrite_files(lake, table, handle, widened, app_id)
 
     try:
-        retry_on_conflict(work, CommitFailedError, _TRIES, _WAIT_SECONDS, before=handle.update_incremental)
+        retry_on_conflict(
+            rewrite_if_narrower, CommitFailedError, _TRIES, _WAIT_SECONDS, before=handle.update_incremental
+        )
     except CommitFailedError as error:
         raise conflict_error(table, _TRIES, error) from error
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise TableError(table, f"it could not be rewritten with wider types: {error}") from error
 
 
-def _rewrite(lake: Lake, table: str, handle: DeltaTable, widened: str, app_id: str) -> None:
+def _rewrite_files(lake: Lake, table: str, handle: DeltaTable, widened: str, app_id: str) -> None:
     schema = wider_schema(handle.schema().to_json(), widened)
     partition_columns = handle.metadata().partition_columns
     in_files = [column for column in delta_schema(to_arrow_schema(schema)) if column.name not in partition_columns]
     files = copied_rows(lake, (table, handle), table, pa.schema(in_files))
     # From here on no file is deleted: a commit that seems to have failed may be in the log, and refer to the files. If
     # it is not, VACUUM deletes them.
-    once = widening(app_id)
+    once = widening_transaction(app_id)
     replace_content(
         handle,
         [in_partition(file) for file in files],
         ids={once.app_id: once.version},
-        notes={WIDENED: ", ".join(names(widened))},
+        notes={WIDENED: ", ".join(schema_column_names(widened))},
         schema=schema,
         alone=True,  # rows that another commit appends meanwhile would keep their old types
     )
@@ -190,8 +192,8 @@ def copied_rows(lake: Lake, of: tuple[str, DeltaTable], table: str, schema: pa.S
     name, handle = of
     writer = Writer(Staging(lake, FILE_BYTES, HELD_BYTES), "wider")
     try:
-        for partition, rows in _rows(lake, name, handle):
-            writer.hold(partition, table, _as_batch(cast_to(rows, schema)), seen=True)
+        for partition, rows in _read_rows(lake, name, handle):
+            writer.hold_rows(partition, table, _as_batch(cast_to(rows, schema)), seen=True)
             writer.flush()
         return writer.close()
     except BaseException:
@@ -199,7 +201,7 @@ def copied_rows(lake: Lake, of: tuple[str, DeltaTable], table: str, schema: pa.S
         raise
 
 
-def _rows(lake: Lake, table: str, handle: DeltaTable) -> Iterator[tuple[str, pa.Table]]:
+def _read_rows(lake: Lake, table: str, handle: DeltaTable) -> Iterator[tuple[str, pa.Table]]:
     """Yield the partition (as JSON) and rows of a table's files, up to `ROWS` rows at a time."""
     actions: Any = pa.table(handle.get_add_actions())
     for action in actions.to_pylist():

@@ -245,7 +245,7 @@ class Batches:
         Without its staged files a batch is decided again; tables that have its rows already skip them. Raises
         BatchError if a second decision would write rows twice, or under another configuration.
         """
-        tables = self.tables.readable({commit.table for commit in manifest.commits})
+        tables = self.tables.open_readable_tables({commit.table for commit in manifest.commits})
         unfinished = [
             commit for commit in manifest.commits if not self._is_done(commit, tables[commit.table], manifest)
         ]
@@ -256,7 +256,7 @@ class Batches:
 
         problem = f"{missing[0]} is missing or truncated"
         finished = [commit for commit in manifest.commits if commit not in unfinished]
-        if any(commit.place in manifest.quarantined for commit in finished):
+        if any(commit.note_key in manifest.quarantined for commit in finished):
             what = f"{problem}, and other rows of the batch are in the quarantine already: restore that file"
             raise BatchError(self.config.name, manifest.batch, what)
         if manifest.config != self.fingerprint and finished:
@@ -273,7 +273,7 @@ class Batches:
 
     def _is_done(self, commit: TableCommit, table: Any, manifest: Manifest) -> bool:
         """Return whether the rows of a commit are in their table, or in the quarantine."""
-        if commit.place in manifest.quarantined:
+        if commit.note_key in manifest.quarantined:
             return self.quarantine.has_rows_of(commit)
         if table is None or isinstance(table, TableError):
             return False
@@ -328,8 +328,8 @@ class Batches:
         blocked = self.decider.demands.blocked
         causes: dict[str, str] = {}
         for commit in commits:
-            if commit.table.startswith(OUTBOX) and commit.place in blocked:
-                causes[commit.place] = blocked[commit.place]
+            if commit.table.startswith(OUTBOX) and commit.note_key in blocked:
+                causes[commit.note_key] = blocked[commit.note_key]
         return causes
 
     def _log_frozen_columns(self, layout: Layout, before: dict[str, dict[str, Any]]) -> None:
@@ -356,9 +356,9 @@ class Batches:
 
     def _commit_tables(self, manifest: Manifest, tables: dict[str, Any] | None, steps: Steps) -> list[TableError]:
         """Make the commits of a manifest; return the errors of tables that could not be written."""
-        commits = tuple(commit for commit in manifest.commits if commit.place not in manifest.quarantined)
+        commits = tuple(commit for commit in manifest.commits if commit.note_key not in manifest.quarantined)
         if not tables:
-            tables = self.tables.readable({commit.table for commit in commits})
+            tables = self.tables.open_readable_tables({commit.table for commit in commits})
         tell = partial(steps.report_progress, "commit", of=len(commits))
         _, failed = self.committers.attempt_commits(commits, tables, manifest.commit_notes(self.query), tell)
         failed_tables = {error.table for error in failed}
@@ -376,11 +376,11 @@ class Batches:
             failed_commits = [commit for commit in manifest.commits if commit.table == error.table]
             if not {commit.target for commit in failed_commits} <= have_quarantine:
                 manifest = self._count_try(manifest, failed_commits, error)
-            handle = self.tables.readable([error.table])[error.table]
+            handle = self.tables.open_readable_tables([error.table])[error.table]
             causes = {}
             for commit in failed_commits:
                 if not self._is_done(commit, handle, manifest):
-                    causes[commit.place] = error.what
+                    causes[commit.note_key] = error.what
             manifest = replace(manifest, quarantined={**manifest.quarantined, **causes})
 
         # The manifest first: after a crash it says which rows still have to be moved.
@@ -390,7 +390,7 @@ class Batches:
             self.quarantine.note_blocked(self.decider.demands.blocked)
             self.store.write_manifest(manifest)
         for commit in manifest.commits:
-            if commit.place in manifest.quarantined and not self.quarantine.has_rows_of(commit):
+            if commit.note_key in manifest.quarantined and not self.quarantine.has_rows_of(commit):
                 self.quarantine.take_rows(commit, manifest)
         return manifest
 
@@ -401,7 +401,7 @@ class Batches:
         """
         if not never_passes(error):
             raise error
-        tries = {commit.place: manifest.tries.get(commit.place, 0) + 1 for commit in commits}
+        tries = {commit.note_key: manifest.tries.get(commit.note_key, 0) + 1 for commit in commits}
         manifest = replace(manifest, tries={**manifest.tries, **tries})
         self.store.write_manifest(manifest)
         if max(tries.values()) < TRIES_WITHOUT_QUARANTINE:

@@ -114,7 +114,7 @@ class Manifest:
         """Return the rows that went from their commit to the quarantine, by target."""
         rows: Counter[str] = Counter()
         for commit in self.commits:
-            if commit.place in self.quarantined:
+            if commit.note_key in self.quarantined:
                 rows[commit.target] += commit.rows
         return +rows  # without targets that moved no row
 
@@ -152,7 +152,7 @@ class Manifest:
         """Return a manifest from the JSON object that `dump` wrote."""
         commits = []
         for commit in content["commits"]:
-            files = tuple(StagedFile.of(file) for file in commit["files"])
+            files = tuple(StagedFile.from_dict(file) for file in commit["files"])
             commits.append(TableCommit(**{**commit, "files": files}))
         fields = {
             **content,

@@ -19,7 +19,7 @@ from router.api.sinks import Applied
 from router.counts import COUNTS, count_names, outcome_names
 from router.delta.commit import TableCommit, to_delta
 from router.delta.dataset import dataset_of
-from router.delta.file_statistics import statistics
+from router.delta.file_statistics import statistics_json
 from router.delta.staged_files import StagedFile
 from router.delta.transaction_id import TransactionId
 from router.engine.balance import COUNTS_BY_KEY, SUMS, sum_by_key, sum_counts
@@ -255,7 +255,7 @@ def append(
     """Append rows to the ledger, once for each entry. `tables` opens tables; if it is None, the ledger is opened."""
     lake = committers.lake
     file = _stage_rows(lake, entry, ledger_rows)
-    table = tables.open([entry.table])[entry.table] if tables else lake.open(entry.table)
+    table = tables.open_tables([entry.table])[entry.table] if tables else lake.open(entry.table)
 
     # A ledger of an older version lacks columns: this append adds them.
     added = None
@@ -295,7 +295,7 @@ def _stage_rows(lake: Lake, entry: LedgerEntry, ledger_rows: list[dict[str, Any]
         bytes=size,
         rows=len(ledger_rows),
         columns=tuple(SCHEMA.names),
-        statistics=statistics(footers[0]),
+        statistics=statistics_json(footers[0]),
     )
 
 

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, TypeVar
 from router.api.columns import quote_identifier
 from router.config.models import DEFAULT_MAINTENANCE, parse_interval
 from router.delta.commit import retry_on_conflict
-from router.delta.constraints import unmergeable
+from router.delta.constraints import features_against_merges
 from router.delta.maintenance import (
     MAINTENANCE_TRIES,
     MAINTENANCE_WAIT_SECONDS,
     MaintenanceOptions,
     MaintenanceResult,
-    maintain,
+    maintain_table,
     shorten_log,
     size_of,
     small_files,
@@ -132,7 +132,7 @@ class TableMaintenance:
             gradual=plan is DEFAULT_MAINTENANCE,
             unasked=plan is DEFAULT_MAINTENANCE,
         )
-        by_delta_rs = self.process.maintain if self.process else maintain
+        by_delta_rs = self.process.maintain_table if self.process else maintain_table
         result = by_delta_rs(self.lake, table, options, dry=dry)
         if result.by_spark or (result.without_statistics and not dry):
             return SparkMaintenance(self.session(), self.lake, table, options, dry).complete_by_spark(result)
@@ -161,7 +161,7 @@ class TableMaintenance:
             if not self.stop.is_set() and time.monotonic() < began + parse_interval(plan.budget).total_seconds():
                 self._maintain_and_log(table, plan)
         if self.process:
-            self.process.end()
+            self.process.end_process()
 
     def _maintain_and_log(self, table: str, plan: Maintenance) -> None:
         began = time.monotonic()
@@ -224,7 +224,7 @@ class SparkMaintenance:
         assert handle is not None
         session = self._new_session()
         address = self.lake.spark_address(self.table)
-        vacuum = f"VACUUM delta.{quote_identifier(address)} RETAIN {self.options.hours} HOURS"
+        vacuum = f"VACUUM delta.{quote_identifier(address)} RETAIN {self.options.retention_hours} HOURS"
         old_paths = [row["path"].removeprefix("file:") for row in session.sql(f"{vacuum} DRY RUN").collect()]
         freed = size_of(self.lake, self.table, [path.removeprefix(f"{address}/") for path in old_paths])
         result = replace(result, deleted=len(old_paths), freed=freed)
@@ -243,7 +243,7 @@ class SparkMaintenance:
             raise
         except Exception as error:  # a damaged file, for one: what else is to be done does not need it
             result = replace(result, refused=first_cause(error))
-            if not unmergeable(handle):
+            if not features_against_merges(handle):
                 handle.create_checkpoint()  # for the log: without new files Spark makes none
         session.sql(vacuum).collect()
         return self._shorten_log(result)

@@ -83,7 +83,7 @@ class StreamDestination(Destination):
         refreshed: set[str] = set()
         if self.views:
             refreshed = self.views.batch(done.tables)
-        self.maintenance.after_batch({*done.tables, *refreshed, self.config.ledger}, self.tables.files)
+        self.maintenance.after_batch({*done.tables, *refreshed, self.config.ledger}, self.tables.file_count)
 
         targets = done.plan.layout.targets
         may_wait = any(target.evolution == "quarantine" or target.held for target in targets)

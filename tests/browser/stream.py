@@ -118,7 +118,7 @@ def finish_batch(board: StatusBoard, batch: int, tables: Sequence[str], blocked:
         )
     manifest = Manifest(batch, "configuration", ("games/tables",), tuple(commits), tuple(partitions))
     ages = TableAges((40, 860, 2200, 1600, 200, 90, 10, 0, 0, 0, 0, 0), seconds=9_800.0, newest=time.time() - 4)
-    board.staged(batch, time.time(), {commits[2].place: ages})
+    board.staged(batch, time.time(), {commits[2].note_key: ages})
     committed_by: dict[str, Committer] = dict.fromkeys((work.table for work in commits), "delta-rs")
     if len(tables) > len(GAMES):
         committed_by[tables[len(GAMES)]] = "Spark"

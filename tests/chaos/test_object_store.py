@@ -78,7 +78,7 @@ def assert_whole(folder: Path, server: S3Server) -> None:
     lake = Lake.at(f"s3://lake/{folder.name}", server.options)
     assert with_the_secret(folder, lake) == []
     found = {}
-    for table in lake.tables("silver"):
+    for table in lake.table_names("silver"):
         handle = lake.open(table)
         assert handle is not None
         found[table] = Counter(handle.to_pyarrow_table().column("n").to_pylist())

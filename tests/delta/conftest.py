@@ -10,7 +10,7 @@ import pytest
 
 from router.delta.commit import TableCommit, to_arrow, to_delta
 from router.delta.parquet_writer import Staging
-from router.delta.schema_diff import compare, delta_schema
+from router.delta.schema_diff import compare_schemas, delta_schema
 
 if TYPE_CHECKING:
     from router.delta.lake import Lake
@@ -30,11 +30,11 @@ def land() -> Land:
         target: str = "route/sink",
         folder: str | None = None,
     ) -> TableCommit:
-        writer = Staging(lake, file_bytes=1 << 30, buffer_bytes=1 << 30, folder=folder).writer(version, "0-0")
+        writer = Staging(lake, file_bytes=1 << 30, buffer_bytes=1 << 30, folder=folder).open_writer(version, "0-0")
         for batch in rows.to_batches():
-            writer.hold(target, table, batch)
+            writer.hold_rows(target, table, batch)
         have = lake.open(table)
-        found = compare(delta_schema(to_arrow(have)), rows.schema) if have else None
+        found = compare_schemas(delta_schema(to_arrow(have)), rows.schema) if have else None
         return TableCommit(
             target=target,
             table=table,

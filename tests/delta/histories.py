@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 
 from router.api.sinks import KeyedTable
 from router.delta.keyed import row_versions
-from router.delta.keyed.upsert import TableUpsert, upsert
+from router.delta.keyed.upsert import TableUpsert, upsert_rows
 from router.delta.lake import Lake
 from tests.delta.model import Model, Record, lane
 
@@ -148,7 +148,7 @@ class Histories(RuleBasedStateMachine):
 
     def _upsert(self, batch: int) -> Any:
         work = TableUpsert(TABLE, f"{APP}/{TABLE}", batch, self.keyed, {})
-        return upsert(self.lake, work, self.batches[batch])
+        return upsert_rows(self.lake, work, self.batches[batch])
 
     def _stored(self) -> list[dict[str, Any]]:
         table = self.lake.open(TABLE)  # there is none as long as no row had its key

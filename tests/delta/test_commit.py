@@ -11,7 +11,7 @@ import pytest
 
 from router import TableError
 from router.delta import commit as commits
-from router.delta.commit import commit, row_count
+from router.delta.commit import commit_files, row_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ def version(lake: Lake, table: str = TABLE) -> int:
 def first(lake: Lake, land: Callable[..., TableCommit]) -> TableCommit:
     """Commit the first batch of a table."""
     work = land(lake, TABLE, FIRST, 7)
-    assert commit(lake, work, {"router.batch": "7"})
+    assert commit_files(lake, work, {"router.batch": "7"})
     return work
 
 
@@ -56,7 +56,7 @@ def test_a_new_table_has_the_rows_the_id_and_the_notes(lake: Lake, first: TableC
 @pytest.mark.parametrize("batch", [7, 3], ids=["the same batch", "an older batch"])
 def test_a_batch_that_is_there_is_skipped(lake: Lake, first: TableCommit, batch: int) -> None:
     """Without it a restart doubles the rows of a batch."""
-    assert not commit(lake, replace(first, version=batch), {})
+    assert not commit_files(lake, replace(first, version=batch), {})
 
     assert version(lake) == 0
     assert stored(lake) == FIRST.to_pylist()
@@ -66,8 +66,8 @@ def test_the_next_batch_and_another_sink_are_not_skipped(
     lake: Lake, land: Callable[..., TableCommit], first: TableCommit
 ) -> None:
     """Without it a second route into a table loses its rows."""
-    assert commit(lake, land(lake, TABLE, pa.table({"id": [3]}), 8), {})
-    assert commit(lake, land(lake, TABLE, pa.table({"id": [4]}), 7, target="other/sink"), {})
+    assert commit_files(lake, land(lake, TABLE, pa.table({"id": [3]}), 8), {})
+    assert commit_files(lake, land(lake, TABLE, pa.table({"id": [4]}), 7, target="other/sink"), {})
 
     assert [row["id"] for row in stored(lake)] == [1, 2, 3, 4]
 
@@ -77,14 +77,14 @@ def test_a_handle_from_before_the_commit_does_not_commit_twice(
 ) -> None:
     """Without it a run that was thought dead doubles the batch its successor has finished."""
     stale, work = lake.open(TABLE), land(lake, TABLE, pa.table({"id": [3]}), 8)
-    assert commit(lake, work, {})
+    assert commit_files(lake, work, {})
 
     with pytest.raises(TableError) as caught:
-        commit(lake, work, {}, stale)
+        commit_files(lake, work, {}, stale)
 
     assert caught.value.table == TABLE
     assert [row["id"] for row in stored(lake)] == [1, 2, 3]
-    assert not commit(lake, work, {})
+    assert not commit_files(lake, work, {})
 
 
 def test_a_commit_of_somebody_else_in_between_is_no_conflict(
@@ -92,9 +92,9 @@ def test_a_commit_of_somebody_else_in_between_is_no_conflict(
 ) -> None:
     """Without it two routers that fill one table stop each other."""
     handle = lake.open(TABLE)
-    assert commit(lake, land(lake, TABLE, pa.table({"id": [3]}), 0, target="other/sink"), {})
+    assert commit_files(lake, land(lake, TABLE, pa.table({"id": [3]}), 0, target="other/sink"), {})
 
-    assert commit(lake, land(lake, TABLE, pa.table({"id": [4]}), 8), {}, handle)
+    assert commit_files(lake, land(lake, TABLE, pa.table({"id": [4]}), 8), {}, handle)
 
     assert [row["id"] for row in stored(lake)] == [1, 2, 3, 4]
 
@@ -111,18 +111,18 @@ def test_a_table_that_another_writer_creates_meanwhile_is_appended_to(
 
     def create_after_the_other(*args: Any, **options: Any) -> None:
         if waiting:
-            assert commit(lake, waiting.pop(), {})
+            assert commit_files(lake, waiting.pop(), {})
         create(*args, **options)
 
     monkeypatch.setattr(commits, "create_with_files", create_after_the_other)
 
     if same_columns:
-        assert commit(lake, ours, {})
+        assert commit_files(lake, ours, {})
         assert sorted(row["id"] for row in stored(lake)) == [1, 2, 2]
-        assert not commit(lake, ours, {})
+        assert not commit_files(lake, ours, {})
     else:
         with pytest.raises(TableError, match="another writer has changed the table meanwhile"):
-            commit(lake, ours, {})
+            commit_files(lake, ours, {})
 
 
 def test_new_columns_and_nested_fields_come_before_the_rows(
@@ -133,8 +133,8 @@ def test_new_columns_and_nested_fields_come_before_the_rows(
     more = pa.table({"id": [3], "inner": pa.array([{"x": 5, "z": "new"}], grown), "bonus": [1.5]})
     work = land(lake, TABLE, more, 8)
 
-    assert commit(lake, work, {})
-    assert not commit(lake, work, {})
+    assert commit_files(lake, work, {})
+    assert not commit_files(lake, work, {})
 
     assert stored(lake) == [
         {"id": 1, "inner": {"x": 1, "z": None}, "bonus": None},
@@ -149,9 +149,9 @@ def test_columns_added_before_a_crash_are_no_obstacle(
 ) -> None:
     """Without it a crash between the new column and its rows blocks the batch for ever."""
     work = land(lake, TABLE, pa.table({"id": [3], "bonus": [1.5]}), 8)
-    assert commit(lake, land(lake, TABLE, pa.table({"id": [4], "bonus": [2.5]}), 0, target="other/sink"), {})
+    assert commit_files(lake, land(lake, TABLE, pa.table({"id": [4], "bonus": [2.5]}), 0, target="other/sink"), {})
 
-    assert commit(lake, work, {})
+    assert commit_files(lake, work, {})
 
     assert [row["bonus"] for row in stored(lake)] == [None, None, 1.5, 2.5]
 
@@ -166,10 +166,10 @@ def test_a_table_that_cannot_be_written_is_named(
     log.write_text("the disk has other ideas")
 
     with pytest.raises(TableError) as caught:
-        commit(lake, work, {}, handle)
+        commit_files(lake, work, {}, handle)
 
     assert caught.value.table == TABLE
     log.unlink()
     log.with_name("moved").rename(log)
-    assert commit(lake, work, {})
+    assert commit_files(lake, work, {})
     assert len(stored(lake)) == 3

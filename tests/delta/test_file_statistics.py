@@ -42,9 +42,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[tuple[
     lake = Lake.at(str(tmp_path_factory.mktemp("lake")))
 
     def files(*batches: pa.RecordBatch) -> list[tuple[dict[str, Any], pa.Table]]:
-        writer = Staging(lake, file_bytes=1 << 30, buffer_bytes=0).writer(0, "0-0")
+        writer = Staging(lake, file_bytes=1 << 30, buffer_bytes=0).open_writer(0, "0-0")
         for batch in batches:
-            writer.hold("route/sink", "silver.x", batch)
+            writer.hold_rows("route/sink", "silver.x", batch)
             writer.flush()  # with no buffer every batch is a row group of its own
         return [
             (json.loads(file.statistics, parse_float=Decimal), pq.ParquetFile(f"{lake.root}/{file.path}").read())

@@ -44,7 +44,7 @@ def test_one_lake_has_one_address(
     monkeypatch.chdir("/")
 
     assert lake.address("silver.uno") == f"{tmp_path}/lake/silver/uno"
-    assert lake.local
+    assert lake.is_local
 
 
 def test_a_bucket_keeps_its_address() -> None:
@@ -52,14 +52,14 @@ def test_a_bucket_keeps_its_address() -> None:
     lake = Lake.at("s3://bucket/lake/")
 
     assert lake.address("silver.uno") == "s3://bucket/lake/silver/uno"
-    assert not lake.local
+    assert not lake.is_local
 
 
 def test_tables_and_layers_are_found(filled: Lake) -> None:
     """Without it the cap on tables counts wrong, and a view misses tables."""
-    assert filled.tables("silver") == ["silver.hearts", "silver.uno"]
-    assert filled.tables("nowhere") == []
-    assert filled.layers() == ["empty", "gold", "silver"]
+    assert filled.table_names("silver") == ["silver.hearts", "silver.uno"]
+    assert filled.table_names("nowhere") == []
+    assert filled.layer_names() == ["empty", "gold", "silver"]
 
 
 def test_a_table_opens_or_is_none(filled: Lake) -> None:
@@ -74,7 +74,7 @@ def test_a_table_opens_or_is_none(filled: Lake) -> None:
 
 def test_a_new_lake_is_empty(lake: Lake) -> None:
     """Without it the first start fails."""
-    assert lake.layers() == []
+    assert lake.layer_names() == []
     assert lake.open("silver.uno") is None
     assert lake.read("silver/none") is None
     assert Path(lake.root).is_dir()

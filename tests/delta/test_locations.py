@@ -51,7 +51,7 @@ def test_the_key_of_one_table_is_not_used_for_another_in_its_bucket() -> None:
     ]
     store = Lake("/lake", locations=tuple(places)).store
     assert isinstance(store, LocatedFiles)
-    opened = [store.at(f"gold/{name}/part.parquet").storage for name in ("one", "two", "three", "one")]
+    opened = [store.find_storage(f"gold/{name}/part.parquet").storage for name in ("one", "two", "three", "one")]
     assert len({id(one) for one in opened}) == 3
     assert opened[0] is opened[3]
 
@@ -137,7 +137,7 @@ def test_a_table_elsewhere_is_one_of_the_lake(elsewhere: Lake, tmp_path: Path) -
     assert (tmp_path / "games/uno/_delta_log").is_dir()
     assert not (tmp_path / "lake/silver").exists()
     for lake in (elsewhere, pickle.loads(pickle.dumps(elsewhere)), Lake.at(str(tmp_path / "lake")).as_noted()):
-        assert lake.layers() == ["gold", "silver"]
+        assert lake.layer_names() == ["gold", "silver"]
         assert lake.every_table() == ["gold.wins", "silver.uno"]
         assert lake.open("silver.uno")
         assert lake.spark_address("silver.uno") == str(tmp_path / "games/uno")

@@ -17,9 +17,9 @@ from deltalake import DeltaTable, write_deltalake
 from router import TableError
 from router.api.table_options import NewTable
 from router.delta import maintenance
-from router.delta.commit import commit
+from router.delta.commit import commit_files
 from router.delta.lake import Lake
-from router.delta.maintenance import MaintenanceOptions, delete_older, maintain, shorten_log, small_files
+from router.delta.maintenance import MaintenanceOptions, delete_older, maintain_table, shorten_log, small_files
 from tests.delta.faster_writers import Busy
 from tests.delta.model import Record
 from tests.delta.test_upsert import COLUMNS, KEYED, Table
@@ -61,7 +61,7 @@ def keys(folder: Path) -> list[int]:
 
 def test_small_files_become_one(lake: Lake, table: Path) -> None:
     """Without it a table of a stream gets slower with every batch."""
-    found = maintain(lake, TABLE, MaintenanceOptions())
+    found = maintain_table(lake, TABLE, MaintenanceOptions())
 
     assert (found.files, found.into) == (5, 1)
     assert (len(DeltaTable(table).file_uris()), keys(table)) == (1, [0, 1, 2, 3, 4])
@@ -70,7 +70,7 @@ def test_small_files_become_one(lake: Lake, table: Path) -> None:
 
 def test_rows_are_sorted_by_what_they_are_asked_for(lake: Lake, table: Path) -> None:
     """Without it a question about one gamer reads every file."""
-    maintain(lake, TABLE, MaintenanceOptions(zorder=("v",)))
+    maintain_table(lake, TABLE, MaintenanceOptions(zorder=("v",)))
 
     assert DeltaTable(table).to_pyarrow_table()["v"].to_pylist() == [-4, -3, -2, -1, 0]
 
@@ -78,9 +78,9 @@ def test_rows_are_sorted_by_what_they_are_asked_for(lake: Lake, table: Path) -> 
 def test_what_is_left_behind_goes_when_it_is_old(lake: Lake, table: Path) -> None:
     """Without it every failed task costs storage for ever; or a batch that is landing loses its files."""
     age(table, 6)
-    assert maintain(lake, TABLE, MaintenanceOptions()).deleted == 0
+    assert maintain_table(lake, TABLE, MaintenanceOptions()).deleted == 0
     age(table, 8)
-    found = maintain(lake, TABLE, MaintenanceOptions())
+    found = maintain_table(lake, TABLE, MaintenanceOptions())
 
     assert (table / "_deletions" / "part-0.parquet").exists()
     assert not (table / "part-0000000007-0-9.parquet").exists()
@@ -92,7 +92,7 @@ def test_a_dry_run_says_it_and_does_nothing(lake: Lake, table: Path) -> None:
     """Without it nobody dares to run it."""
     age(table, 8)
     before = {path: path.stat().st_size for path in table.rglob("*")}
-    found = maintain(lake, TABLE, MaintenanceOptions(), dry=True)
+    found = maintain_table(lake, TABLE, MaintenanceOptions(), dry=True)
 
     assert {path: path.stat().st_size for path in table.rglob("*")} == before
     assert (found.files, found.into, found.deleted >= 1, found.freed >= 26) == (5, 1, True, True)
@@ -103,7 +103,7 @@ def test_another_writer_is_waited_for(lake: Lake, table: Path) -> None:
     busy = Busy(
         lake.root, table=TABLE, others=lambda: DeltaTable(table).update(updates={"v": "v + 1"}, predicate="k = 0")
     )
-    maintain(busy, TABLE, MaintenanceOptions())
+    maintain_table(busy, TABLE, MaintenanceOptions())
 
     assert (len(DeltaTable(table).file_uris()), keys(table)) == (1, [0, 1, 2, 3, 4])
     assert 1 in DeltaTable(table).to_pyarrow_table()["v"].to_pylist()
@@ -113,13 +113,13 @@ def test_what_only_spark_may_write_is_left_to_it(lake: Lake, table: Path) -> Non
     """Without it a table with a CHECK is written by what does not know it."""
     DeltaTable(table).alter.add_constraint({"small": "k < 100"})
 
-    assert maintain(lake, TABLE, MaintenanceOptions()).by_spark == "checkConstraints"
+    assert maintain_table(lake, TABLE, MaintenanceOptions()).by_spark == "checkConstraints"
 
 
 def test_a_table_that_is_not_there_is_named(lake: Lake) -> None:
     """Without it a typing error in a name is taken for a table in good shape."""
     with pytest.raises(TableError) as caught:
-        maintain(lake, "silver.nothing", MaintenanceOptions(retention=timedelta(hours=1)))
+        maintain_table(lake, "silver.nothing", MaintenanceOptions(retention=timedelta(hours=1)))
 
     assert caught.value.table == "silver.nothing"
 
@@ -214,7 +214,7 @@ def log_of(lake: Lake) -> list[str]:
 def written(lake: Lake, land: Callable[..., TableCommit], batches: int) -> None:
     """Write batches as the router does."""
     for batch in range(batches):
-        commit(lake, land(lake, TABLE, pa.table({"k": [batch], "v": [-batch]}), batch), {})
+        commit_files(lake, land(lake, TABLE, pa.table({"k": [batch], "v": [-batch]}), batch), {})
 
 
 NOW = MaintenanceOptions(log_commits=20, log_retention=timedelta(0), unasked=True)
@@ -223,7 +223,7 @@ NOW = MaintenanceOptions(log_commits=20, log_retention=timedelta(0), unasked=Tru
 def test_a_log_keeps_the_newest_commits(lake: Lake, land: Callable[..., TableCommit]) -> None:
     """Without it each commit takes longer than the one before: the log is listed, and it has a file for each."""
     written(lake, land, 65)
-    maintain(lake, TABLE, NOW)
+    maintain_table(lake, TABLE, NOW)
 
     handle = DeltaTable(lake.address(TABLE))
     first = min(log_of(lake))
@@ -239,7 +239,7 @@ def test_a_log_keeps_the_newest_commits(lake: Lake, land: Callable[..., TableCom
 def test_a_log_keeps_young_commits(lake: Lake, land: Callable[..., TableCommit]) -> None:
     """Without it a reader that follows a table finds a gap after a minute of small batches."""
     written(lake, land, 45)
-    maintain(lake, TABLE, replace(NOW, log_retention=None))
+    maintain_table(lake, TABLE, replace(NOW, log_retention=None))
 
     assert min(log_of(lake)) == f"{0:020}.json"
 
@@ -253,7 +253,7 @@ def test_what_a_table_says_of_its_log_wins(
     """Without it a reader that was promised a month finds a gap."""
     written(lake, land, 45)
     DeltaTable(lake.address(TABLE)).alter.set_table_properties(properties)
-    maintain(lake, TABLE, NOW)
+    maintain_table(lake, TABLE, NOW)
 
     assert min(log_of(lake)) == f"{0:020}.json"
 
@@ -262,10 +262,10 @@ def test_a_table_of_others_keeps_its_files_and_its_log_unless_asked(lake: Lake, 
     """Without it somebody's files are rewritten and deleted by a router that only appends to the table."""
     age(table, 8)
     before = sorted(table.rglob("*"))
-    maintain(lake, TABLE, NOW)
+    maintain_table(lake, TABLE, NOW)
     assert sorted(table.rglob("*")) == before
 
-    maintain(lake, TABLE, replace(NOW, unasked=False))
+    maintain_table(lake, TABLE, replace(NOW, unasked=False))
     assert sorted(table.rglob("*")) != before
 
 
@@ -283,7 +283,7 @@ def test_files_grow_in_steps(lake: Lake) -> None:
     handle.update_incremental()
     files, _ = small_files(handle, steps)
     assert files == 8, "not the large one"
-    found = maintain(lake, TABLE, steps)
+    found = maintain_table(lake, TABLE, steps)
     assert (found.files, found.into) == (8, found.into)
     assert found.into < 8
     assert len(DeltaTable(lake.address(TABLE)).to_pyarrow_table()) == 8_008
@@ -295,7 +295,7 @@ def test_a_file_with_nan_gets_no_bounds_from_it(lake: Lake, inside: bool) -> Non
     for values in ([1.0, float("nan")], [2.0, 3.0]):
         column = pa.array([{"y": value} for value in values]) if inside else pa.array(values)
         write_deltalake(lake.address(TABLE), pa.table({"x": column, "k": [1, 2]}), mode="append")
-    maintain(lake, TABLE, MaintenanceOptions())
+    maintain_table(lake, TABLE, MaintenanceOptions())
 
     (found,) = pa.table(DeltaTable(lake.address(TABLE)).get_add_actions()).to_pylist()
     assert (found["min"]["k"], found["max"]["k"], found["num_records"]) == (1, 2, 4)
@@ -357,12 +357,12 @@ def test_files_that_merges_replaced_go_with_the_versions_that_had_them(lake: Lak
     orphan.write_bytes(b"of a batch that is landing")
 
     kept = data_files(lake, table.name)
-    maintain(lake, table.name, MaintenanceOptions(gradual=True))
+    maintain_table(lake, table.name, MaintenanceOptions(gradual=True))
     assert data_files(lake, table.name) >= kept, "an hour has not passed"
 
     age_log(lake, table.name, timedelta(hours=2))
     table.take(Record(("a",), 100, values=(("v", 100), ("part", "a b/c%"))))
-    result = maintain(lake, table.name, MaintenanceOptions(gradual=True))
+    result = maintain_table(lake, table.name, MaintenanceOptions(gradual=True))
     assert data_files(lake, table.name) == readable_files(lake, table.name) | {orphan}
     assert len(data_files(lake, table.name)) < 15
     assert result.deleted > 50
@@ -374,7 +374,7 @@ def test_many_copies_of_a_small_table_go_sooner(lake: Lake) -> None:
     table = merged_often(lake, 70)
     age_log(lake, table.name, timedelta(minutes=6))
     table.take(Record(("a",), 100, values=(("v", 100), ("part", "a b/c%"))))
-    maintain(lake, table.name, MaintenanceOptions(gradual=True))
+    maintain_table(lake, table.name, MaintenanceOptions(gradual=True))
     assert data_files(lake, table.name) == readable_files(lake, table.name)
     assert len(data_files(lake, table.name)) < 15
 
@@ -386,7 +386,7 @@ def test_a_few_copies_stay_for_an_hour(lake: Lake) -> None:
     age_log(lake, table.name, timedelta(minutes=50))
     kept = data_files(lake, table.name)
     table.take(Record(("a",), 100, values=(("v", 100), ("part", "a b/c%"))))
-    maintain(lake, table.name, MaintenanceOptions(gradual=True))
+    maintain_table(lake, table.name, MaintenanceOptions(gradual=True))
     assert data_files(lake, table.name) >= kept
 
 
@@ -396,9 +396,9 @@ def test_a_dry_run_counts_the_files_that_go_with_the_log(lake: Lake) -> None:
     table.handle.create_checkpoint()
     age_log(lake, table.name, timedelta(hours=2))
     kept = data_files(lake, table.name)
-    promised = maintain(lake, table.name, MaintenanceOptions(gradual=True), dry=True)
+    promised = maintain_table(lake, table.name, MaintenanceOptions(gradual=True), dry=True)
     assert data_files(lake, table.name) == kept
-    result = maintain(lake, table.name, MaintenanceOptions(gradual=True))
+    result = maintain_table(lake, table.name, MaintenanceOptions(gradual=True))
     assert (promised.deleted, promised.freed) == (result.deleted, result.freed)
     assert result.deleted > 50
 
@@ -406,12 +406,12 @@ def test_a_dry_run_counts_the_files_that_go_with_the_log(lake: Lake) -> None:
 def test_checkpoints_of_the_same_minutes_go(lake: Lake) -> None:
     """Without it a table with a commit each second has 160 checkpoints an hour, each with a day's removed files."""
     table = merged_often(lake, 130)
-    maintain(lake, table.name, MaintenanceOptions(gradual=True))
+    maintain_table(lake, table.name, MaintenanceOptions(gradual=True))
     log = Path(lake.address(table.name)) / "_delta_log"
     assert len(list(log.glob("*.checkpoint.parquet"))) == 7, "the youngest stay"
 
     age_log(lake, table.name, timedelta(minutes=4))
-    maintain(lake, table.name, MaintenanceOptions(gradual=True))
+    maintain_table(lake, table.name, MaintenanceOptions(gradual=True))
     assert len(list(log.glob("*.checkpoint.parquet"))) == 3
     newest = table.handle.version()
     for version in range(1, newest + 1):
@@ -423,7 +423,7 @@ def test_a_slower_reader_finds_its_versions(lake: Lake) -> None:
     table = merged_often(lake, 45)
     age_log(lake, table.name, timedelta(hours=2))
     kept = data_files(lake, table.name)
-    maintain(lake, table.name, MaintenanceOptions(gradual=True, followed=timedelta(hours=6)))
+    maintain_table(lake, table.name, MaintenanceOptions(gradual=True, followed=timedelta(hours=6)))
     assert data_files(lake, table.name) >= kept
 
 
@@ -435,7 +435,7 @@ def test_a_restored_file_stays(lake: Lake) -> None:
     for batch in range(30, 60):
         table.take(Record(("a",), batch, values=(("v", batch), ("part", "a b/c%"))))
     table.handle.restore(version)
-    maintain(lake, table.name, MaintenanceOptions(gradual=True, log_retention=timedelta(0)))
+    maintain_table(lake, table.name, MaintenanceOptions(gradual=True, log_retention=timedelta(0)))
     assert table.handle.to_pyarrow_table().sort_by("k") == before
 
 
@@ -444,7 +444,7 @@ def test_a_table_that_is_appended_to_keeps_a_thousand_versions(lake: Lake, land:
     written(lake, land, 45)
     age_log(lake, TABLE, timedelta(hours=2))
     kept = data_files(lake, TABLE)
-    result = maintain(lake, TABLE, MaintenanceOptions(gradual=True))
+    result = maintain_table(lake, TABLE, MaintenanceOptions(gradual=True))
     assert result.into > 0
     assert data_files(lake, TABLE) >= kept
 
@@ -455,10 +455,10 @@ def test_small_files_that_were_joined_go_sooner_if_they_take_too_much(
 ) -> None:
     """Without it a table of 1 MB that gets a commit each second has 23 MB of files that nobody reads."""
     written(lake, land, 45)
-    maintain(lake, TABLE, MaintenanceOptions(gradual=True))
+    maintain_table(lake, TABLE, MaintenanceOptions(gradual=True))
     age_log(lake, TABLE, timedelta(minutes=minutes))
     before = data_files(lake, TABLE)
-    maintain(lake, TABLE, MaintenanceOptions(gradual=True, log_commits=0))
+    maintain_table(lake, TABLE, MaintenanceOptions(gradual=True, log_commits=0))
     assert (len(data_files(lake, TABLE)) < len(before)) is cleaned
 
 
@@ -472,9 +472,9 @@ def test_a_log_that_is_larger_than_its_table_is_cut_sooner(
     with (log / f"{1:020}.json").open("a") as commits:
         commits.write(" " * log_bytes)  # as if its statistics took so much
     age_log(lake, TABLE, timedelta(minutes=16))
-    maintain(lake, TABLE, MaintenanceOptions(gradual=True, log_commits=0))
+    maintain_table(lake, TABLE, MaintenanceOptions(gradual=True, log_commits=0))
     age_log(lake, TABLE, timedelta(minutes=16))
-    maintain(lake, TABLE, MaintenanceOptions(gradual=True, log_commits=0))
+    maintain_table(lake, TABLE, MaintenanceOptions(gradual=True, log_commits=0))
     assert (not (log / f"{1:020}.json").exists()) is cleaned
 
 
@@ -514,7 +514,7 @@ def test_a_killed_cleaning_is_done_again(lake: Lake) -> None:
     options = MaintenanceOptions(gradual=True, log_retention=timedelta(0))
     killed = DyingLake(lake.root, lake.options, lake.locations)
     with pytest.raises(KilledError):
-        maintain(killed, table.name, options)
+        maintain_table(killed, table.name, options)
     assert len(data_files(lake, table.name)) > 10
-    maintain(lake, table.name, options)
+    maintain_table(lake, table.name, options)
     assert data_files(lake, table.name) == readable_files(lake, table.name)

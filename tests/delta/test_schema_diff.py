@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from router.delta.schema_diff import SchemaDiff, common_type, compare, delta_schema, delta_type, limited_to
+from router.delta.schema_diff import SchemaDiff, common_type, compare_schemas, delta_schema, delta_type, limited_to
 
 UTC = pa.timestamp("us", "UTC")
 INNER = pa.struct([("x", pa.int32())])
@@ -76,13 +76,13 @@ CONFLICTS = {
 @pytest.mark.parametrize(("have", "come", "wanted"), FITS.values(), ids=FITS)
 def test_rows_fit(have: pa.DataType, come: pa.DataType, wanted: SchemaDiff) -> None:
     """Without it a harmless change of the events sends them to dead letters, or fails the commit."""
-    assert compare(pa.schema([field(have)]), pa.schema([field(come)])) == wanted
+    assert compare_schemas(pa.schema([field(have)]), pa.schema([field(come)])) == wanted
 
 
 @pytest.mark.parametrize(("have", "come"), CONFLICTS.values(), ids=CONFLICTS)
 def test_rows_conflict(have: pa.DataType, come: pa.DataType) -> None:
     """Without it values are written under a type that changes them, or the table cannot be read any more."""
-    found = compare(pa.schema([field(have)]), pa.schema([field(come)]))
+    found = compare_schemas(pa.schema([field(have)]), pa.schema([field(come)]))
 
     assert list(found.conflicts) == ["a"]
     assert str(delta_type(have)) in found.conflicts["a"]
@@ -94,12 +94,12 @@ def test_a_new_column_is_added_nullable() -> None:
     """Without it the first value of a new field stops the stream."""
     have, come = pa.schema([field(pa.int32())]), pa.schema([pa.field("b", INNER, nullable=False), field(pa.int32())])
 
-    assert compare(have, come) == SchemaDiff(added=(pa.field("b", INNER),))
+    assert compare_schemas(have, come) == SchemaDiff(added=(pa.field("b", INNER),))
 
 
 def test_a_name_that_differs_by_case_conflicts() -> None:
     """Without it a table has Amount and amount, and Spark cannot read it."""
-    found = compare(pa.schema([field(pa.int32(), "Amount")]), pa.schema([field(pa.int32(), "amount")]))
+    found = compare_schemas(pa.schema([field(pa.int32(), "Amount")]), pa.schema([field(pa.int32(), "amount")]))
 
     assert list(found.conflicts) == ["amount"]
     assert "Amount" in found.conflicts["amount"]
@@ -213,7 +213,7 @@ def test_a_table_that_took_the_rows_takes_them_again_unchanged(kinds: tuple[pa.D
     table = pa.schema([field(merged)])
 
     for kind in kinds:
-        again = compare(table, pa.schema([field(kind)]))
+        again = compare_schemas(table, pa.schema([field(kind)]))
         assert (again.added, again.widened, again.conflicts) == ((), (), {})
         assert again.cast == ({} if limited_to(merged, kind) == kind else {"a": limited_to(merged, kind)})
 
@@ -227,4 +227,4 @@ def test_the_order_in_which_types_appear_decides_no_conflict(kinds: tuple[pa.Dat
 @given(KINDS)
 def test_a_type_fits_itself(kind: pa.DataType) -> None:
     """Without it an unchanged table is altered."""
-    assert compare(pa.schema([field(kind)]), pa.schema([field(kind)])) == SchemaDiff()
+    assert compare_schemas(pa.schema([field(kind)]), pa.schema([field(kind)])) == SchemaDiff()

@@ -12,7 +12,7 @@ from delta.tables import DeltaTable as SparkTable
 from deltalake import write_deltalake
 
 from router import TableError
-from router.delta.constraints import unsupported
+from router.delta.constraints import features_against_appends
 from router.delta.lake import Lake
 from router.engine.commit.committers import Committers
 
@@ -90,7 +90,7 @@ def test_only_what_delta_rs_keeps_is_left_to_it(tables: Tables, name: str) -> No
     handle = tables.lake.open(f"silver.{name}")
 
     assert handle is not None
-    assert bool(unsupported(handle)) == (name not in BY_RS)
+    assert bool(features_against_appends(handle)) == (name not in BY_RS)
     assert handle.transaction_version(f"query/route/sink/silver.{name}") == 3
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from router.delta import table_cache as module
-from router.delta.commit import commit, to_arrow
+from router.delta.commit import commit_files, to_arrow
 from router.delta.lake import Lake
 from router.delta.table_cache import TableCache
 from router.errors import TableError
@@ -34,13 +34,13 @@ def put(lake: Lake, land: Callable[..., TableCommit]) -> Callable[..., None]:
     """Append rows as somebody else would, with a handle of their own."""
 
     def put(version: int, rows: pa.Table = ROWS, table: str = TABLE) -> None:
-        assert commit(lake, land(lake, table, rows, version), {})
+        assert commit_files(lake, land(lake, table, rows, version), {})
 
     return put
 
 
 def opened(handles: TableCache, table: str = TABLE) -> DeltaTable:
-    found = handles.open([table])[table]
+    found = handles.open_tables([table])[table]
     assert found is not None
     return found
 
@@ -67,7 +67,7 @@ def test_a_table_that_was_removed_is_not_there(lake: Lake, put: Callable[..., No
     opened(handles)
     shutil.rmtree(Path(lake.address(TABLE)))
 
-    assert handles.open([TABLE]) == {TABLE: None}
+    assert handles.open_tables([TABLE]) == {TABLE: None}
 
 
 @pytest.mark.parametrize("versions", [1, 3], ids=["as many versions", "more versions"])
@@ -93,7 +93,7 @@ def test_tables_of_many_files_are_not_kept(
     for table in ("silver.a", "silver.b", "silver.c"):
         put(0, table=table)
 
-    found = handles.open(["silver.a", "silver.b", "silver.c"])
+    found = handles.open_tables(["silver.a", "silver.b", "silver.c"])
 
     assert all(found.values())
     assert len(handles.held) == 2
@@ -116,7 +116,7 @@ def test_a_table_with_an_empty_commit_is_not_written(
     Path(lake.address(TABLE), "_delta_log", f"{version:020}.json").write_bytes(b"")
 
     with pytest.raises(TableError, match=f"{version:020}.json is empty"):
-        handles.open([TABLE])
+        handles.open_tables([TABLE])
 
 
 def test_a_table_that_cannot_be_read_keeps_no_other_from_it(lake: Lake, put: Callable[..., None]) -> None:
@@ -125,7 +125,7 @@ def test_a_table_that_cannot_be_read_keeps_no_other_from_it(lake: Lake, put: Cal
     log = Path(lake.address("silver.a"), "_delta_log", f"{0:020}.json")
     log.write_bytes(log.read_bytes()[:100])
 
-    found = TableCache(lake).readable(["silver.a", "silver.b", "silver.c"])
+    found = TableCache(lake).open_readable_tables(["silver.a", "silver.b", "silver.c"])
 
     assert isinstance(found["silver.a"], TableError)
     assert found["silver.b"] is not None
@@ -142,11 +142,11 @@ def test_a_table_is_opened_once_however_often_it_is_written(
     handles = TableCache(lake)
     for version in range(6):
         rows = pa.table({"id": [3], "tip": ["x"]}) if version == 3 else ROWS
-        handle = handles.open([TABLE])[TABLE]
-        commit(lake, land(lake, TABLE, rows, version), {}, handle)
+        handle = handles.open_tables([TABLE])[TABLE]
+        commit_files(lake, land(lake, TABLE, rows, version), {}, handle)
 
     assert opened == [TABLE, TABLE], "for the first batch, which made it, and for the second"
-    assert to_arrow(handles.open([TABLE])[TABLE]).names == ["id", "tip"]
+    assert to_arrow(handles.open_tables([TABLE])[TABLE]).names == ["id", "tip"]
 
 
 def test_more_tables_than_handles_are_opened_once_too(
@@ -163,13 +163,13 @@ def test_more_tables_than_handles_are_opened_once_too(
         works = [land(lake, name, ROWS, version) for name in tables]
         if version > 1:
             opened.clear()
-        found = handles.open(tables)
-        assert all(commit(lake, work, {}, found[work.table]) for work in works)
-        assert not any(commit(lake, work, {}, handles.open([work.table])[work.table]) for work in works)
+        found = handles.open_tables(tables)
+        assert all(commit_files(lake, work, {}, found[work.table]) for work in works)
+        assert not any(commit_files(lake, work, {}, handles.open_tables([work.table])[work.table]) for work in works)
 
     assert opened == []
     assert not handles.held, "an append leaves no handle"
-    assert [table.version() for table in handles.open(tables).values() if table] == [5] * 5
+    assert [table.version() for table in handles.open_tables(tables).values() if table] == [5] * 5
 
 
 def test_a_file_has_the_content_of_one_of_those_who_create_it(tmp_path: Path) -> None:

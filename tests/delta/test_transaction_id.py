@@ -20,9 +20,9 @@ from router.delta.transaction_id import (
     deletions_id,
     merge_refusals_id,
     moved_rows_id,
-    parse,
+    parse_transaction_id,
     table_id,
-    widening,
+    widening_transaction,
 )
 from tests.source_trees import tree_of
 
@@ -92,8 +92,8 @@ def test_an_id_says_whose_commit_it_is(text: str) -> None:
     kind, about = EVERY[text]
     query = {} if kind in ("view", "keyed") else {"query": text.partition("/")[0]}
 
-    assert parse(text) == TransactionId(kind, **query, **about)
-    assert str(parse(text)) == text
+    assert parse_transaction_id(text) == TransactionId(kind, **query, **about)
+    assert str(parse_transaction_id(text)) == text
 
 
 def test_every_kind_has_an_example_and_a_format() -> None:
@@ -137,13 +137,13 @@ def ids(draw: Any) -> TransactionId:
 @given(ids())
 def test_what_is_written_is_read_again(written: TransactionId) -> None:
     """Without it two commits of different meaning share an id, and one is taken for the other."""
-    assert parse(str(written)) == written
+    assert parse_transaction_id(str(written)) == written
 
 
 @given(st.lists(HOSTILE | TABLES | QUERIES | st.text("a:/.-_0 \n", max_size=3), max_size=7).map("/".join))
 def test_what_is_read_is_written_again(text: str) -> None:
     """Without it an id of others is taken for one of the router's."""
-    found = parse(text)
+    found = parse_transaction_id(text)
 
     assert found is None or str(found) == text
 
@@ -160,7 +160,7 @@ def test_what_is_read_is_written_again(text: str) -> None:
 )  # fmt: skip
 def test_ids_of_others_say_nothing(text: str) -> None:
     """Without it rows that somebody else wrote count as the router's."""
-    assert parse(text) is None
+    assert parse_transaction_id(text) is None
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_ids_of_others_say_nothing(text: str) -> None:
 def test_rows_of_a_batch_have_the_key_of_their_target(target: str, table: str) -> None:
     """Without it a table is held against another target's rows in the manifests."""
     written = batch_id("games:run-1", target, table)
-    found = parse(str(written))
+    found = parse_transaction_id(str(written))
 
     assert found == written
     assert found.target == target
@@ -192,8 +192,8 @@ def test_ids_that_follow_from_others_are_read_like_all() -> None:
     }
 
     for kind, text in kinds.items():
-        assert parse(text) == TransactionId(kind, "games:run-1", "all", "upsert", "silver.ids")  # type: ignore[arg-type]
-    assert parse(widening(rows).app_id) == TransactionId("widening", "games:run-1")
+        assert parse_transaction_id(text) == TransactionId(kind, "games:run-1", "all", "upsert", "silver.ids")  # type: ignore[arg-type]
+    assert parse_transaction_id(widening_transaction(rows).app_id) == TransactionId("widening", "games:run-1")
     assert transaction_id.GUARD == "router/keyed"
 
 
@@ -238,7 +238,7 @@ def builds_an_id(node: ast.AST, place: str) -> bool:
 
 
 def test_no_other_module_builds_or_takes_apart_an_id() -> None:
-    """Without it a module writes an id that `parse` does not know, and the rows under it are nobody's."""
+    """Without it a module writes an id that `parse_transaction_id` does not know; the rows under it are nobody's."""
     found = []
     for path in OTHERS:
         place = path.relative_to(ROOT).as_posix()

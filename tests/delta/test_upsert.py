@@ -20,7 +20,7 @@ from router.api.sinks import KeyedTable
 from router.api.table_options import NewTable
 from router.delta.keyed import row_versions
 from router.delta.keyed.scd import OP, UPDATE
-from router.delta.keyed.upsert import NeedsSpark, TableUpsert, UpsertResult, _quote, merge_condition, upsert
+from router.delta.keyed.upsert import NeedsSpark, TableUpsert, UpsertResult, _quote_name, merge_condition, upsert_rows
 from router.delta.parquet_writer import Staging
 from router.engine.merge.delta_rs import MergeJob, merge_table
 from router.errors import TableError
@@ -62,7 +62,7 @@ class Table:
         self.batches += batch is None
         version, about = self.batches if batch is None else batch, (self.name, "query/route/upsert")
         work = TableUpsert(*about, version, self.keyed, {}, known=self.batches > 1, merged=merged)
-        return upsert(self.lake, work, rows, **options)
+        return upsert_rows(self.lake, work, rows, **options)
 
     @property
     def handle(self) -> DeltaTable:
@@ -256,7 +256,7 @@ def test_the_memory_of_deletions_is_no_table(table: Table) -> None:
     table.handle.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
     table.take(record("a", 8, 8))
 
-    assert table.lake.tables("silver") == [TABLE]
+    assert table.lake.table_names("silver") == [TABLE]
     assert table.rows() == LATEST[1:]
 
 
@@ -576,7 +576,7 @@ def test_two_that_bring_the_same_new_key_make_one_row(table: Table) -> None:
         calls.append(1)
         if len(calls) == 1:
             rows = lane([record("new", 7, 7)], KEYED, COLUMNS)
-            upsert(table.lake, TableUpsert(TABLE, "another/route/upsert", 0, KEYED, {}), rows)
+            upsert_rows(table.lake, TableUpsert(TABLE, "another/route/upsert", 0, KEYED, {}), rows)
 
     busy = Table(Busy(table.lake.root, table=TABLE, others=others), batches=5)
     busy.take(record("new", 9, 9))
@@ -656,7 +656,7 @@ def test_keys_with_signs_bound_the_files_that_are_read(make: Callable[..., Table
     for first in (0, 100):
         table.take(*[record(f"5f0c-{first + n:04}/a", first + n, 0) for n in range(100)])
     before = set(table.handle.file_uris())
-    found = merge_condition(pa.table({"k": ["5f0c-0001/a", "5f0c-0003/a"], OP: [UPDATE, UPDATE]}), KEYED, _quote)
+    found = merge_condition(pa.table({"k": ["5f0c-0001/a", "5f0c-0003/a"], OP: [UPDATE, UPDATE]}), KEYED, _quote_name)
     table.take(record("5f0c-0001/a", 500, 1))
 
     assert found.endswith("""t."k" >= '5f0c-0001/a' AND t."k" <= '5f0c-0003/a'""")

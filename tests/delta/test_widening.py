@@ -18,8 +18,8 @@ from router.delta import widening
 from router.delta.commit import TableCommit, to_delta
 from router.delta.lake import Lake
 from router.delta.replace import made_as
-from router.delta.schema_diff import compare, delta_schema
-from router.delta.widening import rewrite, way
+from router.delta.schema_diff import compare_schemas, delta_schema
+from router.delta.widening import choose_widening_way, rewrite_table
 from router.engine.commit.committers import Committers
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def test_a_crash_between_the_two_commits_is_harmless(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("router.engine.commit.committers.commit", killed)
+        patch.setattr("router.engine.commit.committers.commit_files", killed)
         with pytest.raises(KeyboardInterrupt):
             committers.commit_all((work,), {}, {})
     assert [row["id"] for row in rows(lake)] == [1, 2]
@@ -109,7 +109,7 @@ def test_another_writer_that_is_faster_is_waited_for(
     stale = opened(lake)
     write_deltalake(lake.address(TABLE), NARROW.slice(0, 1), mode="append")
 
-    rewrite(lake, TABLE, stale, GROWN, APP)
+    rewrite_table(lake, TABLE, stale, GROWN, APP)
 
     assert [row["id"] for row in rows(lake)] == [1, 1, 2]
     files = opened(lake).file_uris()
@@ -125,14 +125,14 @@ def test_a_table_of_others_is_never_rewritten(
     committers.commit_all((land(lake, TABLE, NARROW),), {}, {})
 
     for table in ("silver.foreign", "silver.copied"):
-        assert way(opened(lake, table), table, "rewrite") is None
-        assert way(opened(lake, table), table, "feature") == "feature"
+        assert choose_widening_way(opened(lake, table), table, "rewrite") is None
+        assert choose_widening_way(opened(lake, table), table, "feature") == "feature"
         with pytest.raises(TableError, match="narrower"):
             committers.commit_all((replace(land(lake, table, WIDE, 1), widening="rewrite"),), {}, {})
         assert opened(lake, table).version() == 0
-    assert way(opened(lake), TABLE, "feature") == "rewrite"
+    assert choose_widening_way(opened(lake), TABLE, "feature") == "rewrite"
     monkeypatch.setattr(widening, "_LARGEST", 100)
-    assert way(opened(lake), TABLE, "rewrite") is None
+    assert choose_widening_way(opened(lake), TABLE, "rewrite") is None
 
 
 @pytest.mark.parametrize("name", ["delta.appendOnly", "delta.enableChangeDataFeed"])
@@ -143,7 +143,7 @@ def test_a_table_whose_readers_would_notice_is_not_rewritten(
     committers.commit_all((land(lake, TABLE, NARROW),), {}, {})
     opened(lake).alter.set_table_properties({name: "true"})
 
-    assert way(opened(lake), TABLE, "rewrite") is None
+    assert choose_widening_way(opened(lake), TABLE, "rewrite") is None
 
 
 def test_a_divided_table_keeps_its_division(lake: Lake) -> None:
@@ -163,7 +163,7 @@ def test_a_divided_table_keeps_its_division(lake: Lake) -> None:
     partitions = opened(lake).partitions()
     before = rows(lake)
 
-    rewrite(lake, TABLE, opened(lake), to_delta(pa.schema([("id", pa.int64())])), APP)
+    rewrite_table(lake, TABLE, opened(lake), to_delta(pa.schema([("id", pa.int64())])), APP)
 
     assert rows(lake) == before
     assert opened(lake).metadata().partition_columns == divided
@@ -185,9 +185,9 @@ def test_what_columns_say_of_themselves_stays(lake: Lake) -> None:
         ("inner", pa.struct([("c", pa.string()), ("a", pa.int64())])),
         ("many", pa.map_(pa.string(), pa.list_(pa.int32()))),
     ])  # fmt: skip
-    found = compare(delta_schema(have), come)
+    found = compare_schemas(delta_schema(have), come)
 
-    rewrite(lake, TABLE, opened(lake), to_delta(pa.schema(found.widened)), APP)
+    rewrite_table(lake, TABLE, opened(lake), to_delta(pa.schema(found.widened)), APP)
 
     fields = {field.name: field for field in opened(lake).schema().fields}
     assert not fields["id"].nullable
@@ -211,7 +211,7 @@ def test_a_rewrite_that_fails_leaves_nothing_behind(lake: Lake, monkeypatch: pyt
         monkeypatch.setattr(widening, size, 1)
 
     with pytest.raises(TableError, match=lost):
-        rewrite(lake, TABLE, opened(lake), GROWN, APP)
+        rewrite_table(lake, TABLE, opened(lake), GROWN, APP)
 
     after = lake.files.get_file_info(fs.FileSelector("silver/t", recursive=True))
     assert {info.path for info in after} == left
@@ -223,13 +223,13 @@ def test_a_rewrite_keeps_ids_and_joins_files(lake: Lake) -> None:
         once = CommitProperties(app_transactions=[Transaction("query/x", version)])
         write_deltalake(lake.address(TABLE), NARROW, mode="append", name=made_as(TABLE), commit_properties=once)
 
-    rewrite(lake, TABLE, opened(lake), GROWN, APP)
+    rewrite_table(lake, TABLE, opened(lake), GROWN, APP)
     opened(lake).create_checkpoint()
 
     handle = opened(lake)
     assert handle.transaction_version("query/x") == 4
     assert (len(handle.file_uris()), handle.to_pyarrow_table().num_rows) == (1, 10)
-    rewrite(lake, TABLE, handle, GROWN, APP)
+    rewrite_table(lake, TABLE, handle, GROWN, APP)
     assert opened(lake).version() == handle.version()
 
 
@@ -237,6 +237,6 @@ def test_an_empty_table_widens(lake: Lake) -> None:
     """Without it a table whose rows were deleted takes no more."""
     DeltaTable.create(lake.address(TABLE), Schema.from_arrow(NARROW.schema), name=made_as(TABLE))
 
-    rewrite(lake, TABLE, opened(lake), GROWN, APP)
+    rewrite_table(lake, TABLE, opened(lake), GROWN, APP)
 
     assert pa.schema(opened(lake).schema().to_arrow()).field("n").type == pa.int64()

@@ -138,7 +138,7 @@ class Query:
         return sorted(content.select(list(columns) or content.column_names).to_pylist(), key=repr)
 
     def tables(self) -> list[str]:
-        return [table for layer in self.lake.layers() for table in self.lake.tables(layer)]
+        return [table for layer in self.lake.layer_names() for table in self.lake.table_names(layer)]
 
     def versions(self) -> dict[str, int]:
         return {table: self.open(table).version() for table in self.tables()}

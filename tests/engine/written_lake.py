@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from router.delta.commit import TableCommit, commit, to_delta
-from router.delta.file_statistics import statistics
+from router.delta.commit import TableCommit, commit_files, to_delta
+from router.delta.file_statistics import statistics_json
 from router.delta.lake import Lake
 from router.delta.staged_files import StagedFile
 from router.engine import ledger
@@ -96,14 +96,14 @@ class WrittenLake:
         none: dict[str, Any] = {name: {} for name in ("refused", "dropped", "violated", "rejected")}
         part = Partition("events", 0, batch * 100, batch * 100 + read - 1, read, 0, 0, 0, **counts, **none)
         manifest = Manifest(batch, "fingerprint", ("all/tables", "wins/delta"), tuple(commits), (part,))
-        moved = {work.place: "it takes no rows" for work in commits if work.table in blocked}
+        moved = {work.note_key: "it takes no rows" for work in commits if work.table in blocked}
         manifest = replace(manifest, quarantined=moved)
         self.store.write_manifest(manifest)
         for work in commits:
-            if work.place in moved:
+            if work.note_key in moved:
                 self._move(work)
             else:
-                commit(self.lake, work, manifest.commit_notes(QUERY))
+                commit_files(self.lake, work, manifest.commit_notes(QUERY))
         found = ledger.rows_of_batch("games", "run-1", batch, manifest.targets, (part,), {})
         found += ledger.of_moved("games", "run-1", manifest)
         committers = Committers(self.lake, None)  # type: ignore[arg-type] # no table here needs Spark
@@ -134,7 +134,7 @@ class WrittenLake:
             path.stat().st_size,
             rows,
             tuple(ROW.names),
-            statistics(footer),
+            statistics_json(footer),
         )
         app_id = f"{QUERY}{'' if target.startswith('/') else '/'}{target}/{table}"
         return TableCommit(target, table, app_id, batch, (StagedFile(target, table, *about),), to_delta(ROW))

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 
 from router.api.sinks import KeyedTable
 from router.config.models import Route
-from router.delta.constraints import unsupported
+from router.delta.constraints import features_against_appends
 from router.delta.keyed.upsert import merge_engine
 from router.errors import first_line
 from router_decoders import Json
@@ -160,7 +160,7 @@ def line(query: Query, name: str) -> str:
     protocol = silver.protocol()
     features = ", ".join(sorted({*(protocol.writer_features or ()), *(protocol.reader_features or ())}))
     version = f"{protocol.min_reader_version}, {protocol.min_writer_version}"
-    appends = "Delta on Spark" if unsupported(silver) else "delta-rs"
+    appends = "Delta on Spark" if features_against_appends(silver) else "delta-rs"
     merges = "Delta on Spark" if merge_engine(gold, KEYED).engine == "spark" else "delta-rs"
     merges = "nobody: changed rows wait" if name == "append_only" else merges
     reads = "yes" if isinstance(by_delta_rs(query.lake.address(f"silver.{name}")), list) else "no"

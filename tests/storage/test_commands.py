@@ -96,7 +96,7 @@ def test_a_batch_is_committed_and_booked(bucket: Lake) -> None:
     for batch in range(3):
         works = (replace(staged(bucket, batch), decided=batch - 1),)
         assert not committers.missing_files(works)
-        handles = tables.readable({work.table for work in works})
+        handles = tables.open_readable_tables({work.table for work in works})
         assert committers.commit_all(works, handles, {"router.batch": str(batch)}) == 1
         assert committers.commit_all(works, {}, {"router.batch": str(batch)}) == 0
         entry = ledger.LedgerEntry("ops.ledger", f"{QUERY}/ledger", batch)

@@ -30,7 +30,7 @@ lake = Lake.at(sys.argv[1], json.loads(sys.argv[2]))
 assert lake.create("notes/x", b"1")
 write_deltalake(lake.address("silver.uno"), pa.table({"n": [1]}), storage_options=lake.delta_options("silver.uno"))
 assert lake.open("silver.uno").version() == 0
-assert lake.tables("silver") == ["silver.uno"]
+assert lake.table_names("silver") == ["silver.uno"]
 """
 ROLE = "arn:aws:iam::123456789012:role/lake"
 

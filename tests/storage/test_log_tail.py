@@ -9,7 +9,7 @@ import pytest
 from deltalake import write_deltalake
 
 from benchmarks.s3_server import Fault
-from router.delta.commit import TableCommit, commit, to_delta
+from router.delta.commit import TableCommit, commit_files, to_delta
 from router.delta.history import last_checkpoint
 from router.delta.lake import Lake
 from router.delta.log_tail import LogTail
@@ -35,15 +35,15 @@ def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 def staged(lake: Lake, batch: int, schema: pa.Schema = SCHEMA) -> TableCommit:
     """Return the commit of a batch of one row, with its file staged."""
-    writer = Staging(lake, 1 << 20, 1 << 20).writer(batch, "0")
-    writer.hold("games/tables", TABLE, pa.RecordBatch.from_pylist([{"batch": batch}], schema))
+    writer = Staging(lake, 1 << 20, 1 << 20).open_writer(batch, "0")
+    writer.hold_rows("games/tables", TABLE, pa.RecordBatch.from_pylist([{"batch": batch}], schema))
     return TableCommit("games/tables", TABLE, f"games:run/{TABLE}", batch, tuple(writer.close()), to_delta(schema))
 
 
 def take(cache: TableCache, batch: int) -> bool:
     """Do what a batch does with a table."""
-    handle = cache.open([TABLE])[TABLE]
-    return commit(cache.lake, staged(cache.lake, batch), {"router.batch": str(batch)}, handle)
+    handle = cache.open_tables([TABLE])[TABLE]
+    return commit_files(cache.lake, staged(cache.lake, batch), {"router.batch": str(batch)}, handle)
 
 
 def batches(lake: Lake) -> list[int]:
@@ -97,13 +97,13 @@ def test_appends_of_others_are_kept(anywhere: Lake) -> None:
     cache = TableCache(anywhere)
     take(cache, 0)
     take(cache, 1)
-    handle = cache.open([TABLE])[TABLE]
+    handle = cache.open_tables([TABLE])[TABLE]
     for row in (100, 101):
         write_deltalake(
             anywhere.address(TABLE), pa.table({"batch": [row]}), mode="append", storage_options=anywhere.options or None
         )
 
-    assert commit(anywhere, staged(anywhere, 2), {}, handle)
+    assert commit_files(anywhere, staged(anywhere, 2), {}, handle)
     assert take(cache, 3)
     assert batches(anywhere) == [0, 1, 2, 3, 100, 101]
 
@@ -113,17 +113,17 @@ def test_a_changed_schema_is_seen(anywhere: Lake) -> None:
     cache, wider = TableCache(anywhere), pa.table({"batch": [100], "more": ["x"]})
     take(cache, 0)
     take(cache, 1)
-    handle = cache.open([TABLE])[TABLE]
+    handle = cache.open_tables([TABLE])[TABLE]
     write_deltalake(
         anywhere.address(TABLE), wider, mode="append", schema_mode="merge", storage_options=anywhere.options or None
     )
 
     with pytest.raises(TableError, match="another writer has changed"):
-        commit(anywhere, staged(anywhere, 2), {}, handle)
-    seen = cache.open([TABLE])[TABLE]
+        commit_files(anywhere, staged(anywhere, 2), {}, handle)
+    seen = cache.open_tables([TABLE])[TABLE]
     assert seen is not None
     assert [one.name for one in seen.schema().fields] == ["batch", "more"]
-    assert commit(anywhere, staged(anywhere, 2), {}, seen)
+    assert commit_files(anywhere, staged(anywhere, 2), {}, seen)
     assert batches(anywhere) == [0, 1, 2, 100]
 
 
@@ -145,11 +145,11 @@ def test_an_answer_that_was_lost_is_no_second_commit(bucket: Lake, server: S3Ser
     cache = TableCache(bucket)
     take(cache, 0)
     take(cache, 1)
-    handle = cache.open([TABLE])[TABLE]
+    handle = cache.open_tables([TABLE])[TABLE]
 
     server.fail(Fault("PUT", f"{2:020}.json", "503 Slow Down", done=True))
 
-    assert commit(bucket, staged(bucket, 2), {}, handle)
+    assert commit_files(bucket, staged(bucket, 2), {}, handle)
     assert not server.faults_left()
     assert take(cache, 3)
     assert batches(bucket) == [0, 1, 2, 3]
@@ -160,7 +160,7 @@ def test_what_is_no_append_is_done_on_the_newest_version(anywhere: Lake) -> None
     cache = TableCache(anywhere)
     for batch in range(4):
         take(cache, batch)
-    handle: Any = cache.open([TABLE])[TABLE]
+    handle: Any = cache.open_tables([TABLE])[TABLE]
 
     assert isinstance(handle, LogTail)
     assert handle.optimize.compact()["numFilesRemoved"] == 4
@@ -172,12 +172,12 @@ def test_a_feature_that_an_append_must_say_something_for_is_left_to_delta_rs(any
     """Without it a reader of commit times reads nonsense."""
     cache = TableCache(anywhere)
     take(cache, 0)
-    handle: Any = cache.open([TABLE])[TABLE]
+    handle: Any = cache.open_tables([TABLE])[TABLE]
     asked = handle.protocol()._replace(min_writer_version=7, writer_features=["inCommitTimestamp"])
 
-    assert handle.appends
+    assert handle.can_append
     handle.about = *handle.about[:2], asked
-    assert not handle.appends
+    assert not handle.can_append
 
 
 def _below(folder: str) -> Any:

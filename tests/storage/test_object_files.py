@@ -16,7 +16,7 @@ from deltalake import write_deltalake
 from pyarrow import dataset, fs
 
 from benchmarks.s3_server import Fault
-from router.delta.commit import TableCommit, commit, to_delta
+from router.delta.commit import TableCommit, commit_files, to_delta
 from router.delta.lake import Lake
 from router.delta.parquet_writer import Staging
 from router.errors import StartError
@@ -116,20 +116,20 @@ def test_staged_files_are_committed(bucket: Lake) -> None:
     """Without it no table in a bucket gets rows."""
     work = staged(bucket, 0)
 
-    assert commit(bucket, work, {})
-    assert commit(bucket, staged(bucket, 1), {}, bucket.open("silver.uno"))
-    assert not commit(bucket, staged(bucket, 1), {})
+    assert commit_files(bucket, work, {})
+    assert commit_files(bucket, staged(bucket, 1), {}, bucket.open("silver.uno"))
+    assert not commit_files(bucket, staged(bucket, 1), {})
     table = bucket.open("silver.uno")
     assert table is not None
     assert table.to_pyarrow_table().num_rows == 4
-    assert bucket.tables("silver") == ["silver.uno"]
-    assert bucket.layers() == ["silver"]
+    assert bucket.table_names("silver") == ["silver.uno"]
+    assert bucket.layer_names() == ["silver"]
 
 
 def staged(lake: Lake, batch: int) -> TableCommit:
     """Return the commit of a batch, with its file staged."""
-    writer = Staging(lake, 1 << 20, 1 << 20).writer(batch, "0")
-    writer.hold("games/tables", "silver.uno", ROWS.to_batches()[0])
+    writer = Staging(lake, 1 << 20, 1 << 20).open_writer(batch, "0")
+    writer.hold_rows("games/tables", "silver.uno", ROWS.to_batches()[0])
     files = tuple(writer.close())
     return TableCommit(
         "games/tables", "silver.uno", "games:run/games/tables/silver.uno", batch, files, to_delta(ROWS.schema)
@@ -186,7 +186,7 @@ def test_tables_beside_other_files_are_found(bucket: Lake) -> None:
         write_deltalake(bucket.address(f"silver.{name}"), ROWS, storage_options=bucket.options)
     bucket.write("silver/no_table/notes.txt", b"none")
 
-    assert bucket.tables("silver") == ["silver.hearts", "silver.uno"]
+    assert bucket.table_names("silver") == ["silver.hearts", "silver.uno"]
 
 
 @pytest.mark.parametrize("where", ["bucket", "lake"])
@@ -195,7 +195,7 @@ def test_a_place_that_keeps_files_is_taken(where: str, request: pytest.FixtureRe
     place: Lake = request.getfixturevalue(where)
     storage.probe_conditional_writes(place.root, place.options)
 
-    assert place.layers() == []
+    assert place.layer_names() == []
 
 
 def test_a_store_without_conditional_writes_is_refused(bucket: Lake, server: S3Server) -> None:

@@ -36,7 +36,7 @@ from deltalake.transaction import AddAction
 
 from benchmarks.s3_server import s3_server, strict_s3_server
 from router.delta.lake import Lake
-from router.delta.maintenance import MaintenanceOptions, maintain
+from router.delta.maintenance import MaintenanceOptions, maintain_table
 from router.delta.table_cache import TableCache
 from router.storage import files as storage
 from router_demo.embedded import free_ports
@@ -131,7 +131,7 @@ def test_tables_and_locks_work_as_elsewhere(server: tuple[str, dict[str, str]]) 
         assert first
 
         assert batches(lake) == [*range(22)]
-        assert lake.tables("silver") == ["silver.uno"]
+        assert lake.table_names("silver") == ["silver.uno"]
         assert lake.store.create_if_absent("lock", b"2") is None
         assert lake.store.replace_if_unchanged("lock", b"2", first)
         assert lake.store.replace_if_unchanged("lock", b"3", first) is None
@@ -179,7 +179,7 @@ def test_a_table_of_many_small_files_is_joined_and_cleaned(server: tuple[str, di
         added = list(threads.map(put, range(count)))
     handle.create_write_transaction(added, "append", schema, [])
 
-    done = maintain(lake, "silver.small", MaintenanceOptions(retention=timedelta(0)))
+    done = maintain_table(lake, "silver.small", MaintenanceOptions(retention=timedelta(0)))
 
     table = lake.open("silver.small")
     assert table is not None

@@ -63,13 +63,13 @@ def refuse_other_keys(table: str, properties: Mapping[str, str | None], keyed: K
     changed = []
     for name, value in now.items():
         if before.get(name) != value:
-            changed.append(f"{name} {_text(before.get(name))} there, {_text(value)} in the sink")
+            changed.append(f"{name} {_property_text(before.get(name))} there, {_property_text(value)} in the sink")
     problem = f"it was merged in another way: {'; '.join(changed)}"
     rebuild = f"router rebuild FILE {table}"
     raise TableError(table, f"{problem}. Go back to that, let `{rebuild}` rebuild it, or give the sink another table")
 
 
-def _text(value: object) -> str:
+def _property_text(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return str(value).lower()
@@ -110,7 +110,7 @@ def repeated_keys(handle: DeltaTable, keyed: KeyedTable) -> list[dict[str, objec
 
     Memory: holds eight bytes for each row, and the rows whose keys may be repeated.
     """
-    hashes = [_hashes(part, keyed.keys) for part in _keys(handle, keyed)]
+    hashes = [_hash_keys(part, keyed.keys) for part in _read_keys(handle, keyed)]
     if not hashes:
         return []  # the table has no file
     values, counts = np.unique(np.concatenate(hashes), return_counts=True)
@@ -119,15 +119,15 @@ def repeated_keys(handle: DeltaTable, keyed: KeyedTable) -> list[dict[str, objec
         return []
     # Two keys can share a hash: only equal values are one key.
     parts = []
-    for part in _keys(handle, keyed):
-        parts.append(part.filter(pa.array(np.isin(_hashes(part, keyed.keys), suspects))))
+    for part in _read_keys(handle, keyed):
+        parts.append(part.filter(pa.array(np.isin(_hash_keys(part, keyed.keys), suspects))))
     rows = pa.Table.from_batches(parts).select(list(keyed.keys))
     counted = rows.group_by(list(keyed.keys)).aggregate([([], "count_all")])
     repeated = counted.filter(pc.greater(counted.column("count_all"), 1)).drop_columns(["count_all"])
     return sorted(repeated.to_pylist(), key=repr)
 
 
-def _keys(handle: DeltaTable, keyed: KeyedTable) -> Iterator[pa.RecordBatch]:
+def _read_keys(handle: DeltaTable, keyed: KeyedTable) -> Iterator[pa.RecordBatch]:
     """Yield the keys of a table's rows; of a history those of the current rows."""
     rows = dataset_of(handle, "is_current")
     condition = None
@@ -136,7 +136,7 @@ def _keys(handle: DeltaTable, keyed: KeyedTable) -> Iterator[pa.RecordBatch]:
     yield from rows.to_batches(columns=list(keyed.keys), filter=condition)
 
 
-def _hashes(part: pa.RecordBatch, keys: tuple[str, ...]) -> Hashes:
+def _hash_keys(part: pa.RecordBatch, keys: tuple[str, ...]) -> Hashes:
     """Return a hash of the keys of each row."""
     combined = np.zeros(part.num_rows, np.uint64)
     for key in keys:

@@ -13,7 +13,7 @@ from router.delta.casting import Mask, does_not_fit, type_within, would_lose
 from router.delta.change_feed import taken_by_feed
 from router.delta.keyed.row_order import DELETED, OUTBOX_ONLY, REFUSED, order_names
 from router.delta.keyed.scd import HISTORY_COLUMNS, time_name
-from router.delta.schema_diff import SchemaDiff, compare, delta_schema, delta_type, too_wide
+from router.delta.schema_diff import SchemaDiff, compare_schemas, delta_schema, delta_type, too_wide
 from router.delta.unreadable_values import TAKEN_BY_NULL, read_as_null
 from router.delta.widening import KEEPS
 from router.errors import TableError
@@ -55,11 +55,11 @@ class Refusals:
         if REFUSED in rows.column_names:
             self.why = np.array(rows.column(REFUSED).fill_null("").to_pylist(), dtype=object)
 
-    def refuse(self, which: Mask, reason: str) -> None:
+    def refuse_rows(self, which: Mask, reason: str) -> None:
         """Refuse the marked rows, unless they are refused already."""
         self.why[which & (self.why == "")] = reason
 
-    def split(self) -> tuple[pa.Table, pa.Table]:
+    def split_rows(self) -> tuple[pa.Table, pa.Table]:
         """Return the accepted rows, and the refused ones with their reasons."""
         is_accepted = np.asarray(self.why == "", dtype=bool)
         refused = self.rows.filter(pa.array(~is_accepted))
@@ -80,32 +80,32 @@ def check_rows(
 
     `have` is the table's schema, None if there is no table yet. With `widens` false the table keeps its types, and rows
     with a value that does not fit are refused. `feed`: the table has, or will have, a change data feed. The rows must
-    come from `comparable`. Raises EvolutionForbidden if the table would have to change and must not, and TableError if
-    a person has to repair it first.
+    come from `with_comparable_order`. Raises EvolutionForbidden if the table would have to change and must not,
+    and TableError if a person has to repair it first.
     """
     if have is not None:
         refuse_lost_keys(have, table, keyed)
     checked = Refusals(rows)
     for key in keyed.keys:
-        checked.refuse(np.asarray(rows.column(key).is_null()), f"key {key} is null")
+        checked.refuse_rows(np.asarray(rows.column(key).is_null()), f"key {key} is null")
     for name in keyed.new_table.partition_by:
         if name in rows.column_names:
-            checked.refuse(read_as_null(rows.column(name)) & ~checked.deletes, f"{name}: {TAKEN_BY_NULL}")
+            checked.refuse_rows(read_as_null(rows.column(name)) & ~checked.deletes, f"{name}: {TAKEN_BY_NULL}")
     if keyed.history:
         time_column = rows.column(time_name(rows.schema, keyed))
-        checked.refuse(np.asarray(time_column.is_null()), "a history needs times, and this record has none")
+        checked.refuse_rows(np.asarray(time_column.is_null()), "a history needs times, and this record has none")
     wanted = wanted_columns(rows, keyed)
     in_table = have.names if have is not None else []
     taken = taken_by_feed([column for column in wanted if column.name not in in_table], feed=feed)
     for name, reason in taken.items():
-        checked.refuse(np.asarray(rows.column(name).is_valid()) & ~checked.deletes, reason)
+        checked.refuse_rows(np.asarray(rows.column(name).is_valid()) & ~checked.deletes, reason)
     wanted = pa.schema([column for column in wanted if column.name not in taken])
     if have is None:
-        accepted, refused = checked.split()
+        accepted, refused = checked.split_rows()
         return CheckedRows(accepted.drop_columns([*taken]), refused, added=wanted, widened=pa.schema([]))
     _refuse_nulls(checked, have, keyed)
 
-    diff = compare(delta_schema(have), wanted)
+    diff = compare_schemas(delta_schema(have), wanted)
     refusals = list(_conflicting_rows(checked, diff, table, keyed))
     if keyed.evolution != "evolve":
         refusals += _rows_that_change_the_table(checked, diff, have, keyed)
@@ -114,7 +114,7 @@ def check_rows(
         diff = SchemaDiff(added=own, conflicts=diff.conflicts)
     elif not widens and diff.widened:
         checked.rows = _refuse_too_wide(checked, diff, have, keyed)
-        diff = narrow(have, wanted, diff)
+        diff = without_wider_columns(have, wanted, diff)
     # A row that deletes its key needs no values, so no value of it is a reason to refuse it.
     for marked, reason in refusals:
         to_refuse = marked & ~checked.deletes
@@ -122,8 +122,8 @@ def check_rows(
             raise EvolutionForbidden(
                 table, f"{reason}, and the sink says `evolution: fail`; change the table or the sink"
             )
-        checked.refuse(to_refuse, reason)
-    accepted, refused = checked.split()
+        checked.refuse_rows(to_refuse, reason)
+    accepted, refused = checked.split_rows()
     return CheckedRows(
         rows=accepted.drop_columns([*diff.conflicts, *taken]),
         refused=refused,
@@ -177,7 +177,7 @@ def _refuse_nulls(checked: Refusals, have: pa.Schema, keyed: KeyedTable) -> None
             lacking = np.asarray(checked.rows.column(field.name).is_null())
         else:
             lacking = np.ones(len(checked.rows), dtype=bool)
-        checked.refuse(lacking & ~checked.deletes, f"column {field.name} is NOT NULL in the table")
+        checked.refuse_rows(lacking & ~checked.deletes, f"column {field.name} is NOT NULL in the table")
 
 
 def refuse_lost_keys(have: pa.Schema, table: str, keyed: KeyedTable) -> None:
@@ -198,7 +198,7 @@ def _conflicting_rows(checked: Refusals, diff: SchemaDiff, table: str, keyed: Ke
         yield np.asarray(checked.rows.column(column).is_valid()), reason
 
 
-def narrow(have: pa.Schema, wanted: pa.Schema, diff: SchemaDiff) -> SchemaDiff:
+def without_wider_columns(have: pa.Schema, wanted: pa.Schema, diff: SchemaDiff) -> SchemaDiff:
     """Return how a table changes if its columns keep their types; it may still gain nested fields."""
     table = delta_schema(have)
     wider = {field.name for field in diff.widened}
@@ -208,7 +208,7 @@ def narrow(have: pa.Schema, wanted: pa.Schema, diff: SchemaDiff) -> SchemaDiff:
             columns.append(field.with_type(_type_in_table(table, field)))
         else:
             columns.append(field)
-    return compare(table, pa.schema(columns))
+    return compare_schemas(table, pa.schema(columns))
 
 
 def _type_in_table(table: pa.Schema, field: pa.Field) -> pa.DataType:
@@ -229,9 +229,9 @@ def _refuse_too_wide(checked: Refusals, diff: SchemaDiff, have: pa.Schema, keyed
         reason = too_wide(field.name, column.type, table_type) + KEEPS
         # A deletion needs its keys only. Its other values are set to null, or the cast to the table's type would fail.
         if field.name in keyed.keys:
-            checked.refuse(is_too_wide, reason)
+            checked.refuse_rows(is_too_wide, reason)
         else:
-            checked.refuse(is_too_wide & ~checked.deletes, reason)
+            checked.refuse_rows(is_too_wide & ~checked.deletes, reason)
         column = pc.if_else(pa.array(is_too_wide & checked.deletes), pa.scalar(None, column.type), column)
         rows = rows.set_column(rows.schema.get_field_index(field.name), field.name, column)
     return rows

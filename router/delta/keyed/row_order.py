@@ -1,6 +1,6 @@
 """Order the rows of a key: the columns that decide, and the rows of a batch that are newer than those of a table.
 
-Keys and order columns become integers (`codes`, `ranks`), so that numpy can sort and compare whole batches.
+Keys and order columns become integers (`group_codes`, `rank_rows`), so that numpy can sort and compare whole batches.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ def keys_and_order(rows: pa.Table, keyed: KeyedTable) -> pa.Table:
     return rows.select(list(dict.fromkeys((*keyed.keys, *order_names(keyed)))))
 
 
-def comparable(rows: pa.Table, keyed: KeyedTable) -> pa.Table:
+def with_comparable_order(rows: pa.Table, keyed: KeyedTable) -> pa.Table:
     """Return rows whose order columns have a table's types, and values that all engines order alike."""
     for name in order_names(keyed):
         column = rows.column(name)
-        rows = rows.set_column(rows.schema.get_field_index(name), name, _comparable(column, POSITION.get(name)))
+        rows = rows.set_column(rows.schema.get_field_index(name), name, _comparable_column(column, POSITION.get(name)))
     return rows
 
 
-def _comparable(column: pa.ChunkedArray, kind: pa.DataType | None) -> pa.ChunkedArray:
+def _comparable_column(column: pa.ChunkedArray, kind: pa.DataType | None) -> pa.ChunkedArray:
     # Engines differ in whether -0.0 is less than 0.0, and in where NaN comes: NaN becomes null, the oldest.
     if pa.types.is_floating(column.type):
         column = pc.add(column.cast(pa.float64()), 0.0)  # -0.0 becomes 0.0
@@ -70,9 +70,9 @@ def _comparable(column: pa.ChunkedArray, kind: pa.DataType | None) -> pa.Chunked
     return column.cast(kind)
 
 
-def ranks(columns: list[pa.ChunkedArray]) -> Codes:
+def rank_rows(columns: list[pa.ChunkedArray]) -> Codes:
     """Return the rank of each row, from 0, by columns, the most important first; equal rows share a rank."""
-    numbers = [_numbers(column) for column in columns]
+    numbers = [_order_numbers(column) for column in columns]
     order = np.lexsort(numbers[::-1])  # the last one given to lexsort counts most
     differs = np.zeros(max(0, len(order) - 1), dtype=bool)
     for column in numbers:
@@ -83,7 +83,7 @@ def ranks(columns: list[pa.ChunkedArray]) -> Codes:
     return rank
 
 
-def _numbers(column: pa.ChunkedArray) -> Codes:
+def _order_numbers(column: pa.ChunkedArray) -> Codes:
     """Return integers that have the order of the values, nulls first."""
     if pa.types.is_integer(column.type) and not column.null_count:
         return np.asarray(column.to_numpy(), dtype=np.int64)
@@ -94,7 +94,7 @@ def _numbers(column: pa.ChunkedArray) -> Codes:
     return ranked
 
 
-def codes(columns: list[pa.ChunkedArray]) -> Codes:
+def group_codes(columns: list[pa.ChunkedArray]) -> Codes:
     """Return an integer per row, the same for rows with the same values in all columns. The columns have no nulls."""
     combined = np.zeros(len(columns[0]), np.int64)
     for column in columns:
@@ -135,12 +135,12 @@ class NewerRows:
     late: int
 
     @property
-    def runs(self) -> Codes:
+    def run_numbers(self) -> Codes:
         """Return the run of each row."""
         return np.repeat(np.arange(len(self.starts)), np.diff(np.append(self.starts, len(self.rows))))
 
     @property
-    def last(self) -> Codes:
+    def last_of_runs(self) -> Codes:
         """Return the last row of each run."""
         return np.append(self.starts, len(self.rows))[1:] - 1
 
@@ -149,15 +149,15 @@ def newer_rows(rows: pa.Table, state: pa.Table, keyed: KeyedTable) -> NewerRows:
     """Return the rows of a batch that are newer than a state of the table.
 
     `state` has keys, order columns, `_there` and `_live` of each row that the table holds of these keys. Keys must not
-    be null, and rows and state must come from `comparable`.
+    be null, and rows and state must come from `with_comparable_order`.
     """
     count = len(rows)
-    key = codes([joined(rows, state, name) for name in keyed.keys])
-    order = RecordOrder.of(rows, state, keyed, key)
+    key = group_codes([join_column(rows, state, name) for name in keyed.keys])
+    order = RecordOrder.of_rows(rows, state, keyed, key)
     keys = int(key.max()) + 1 if len(key) else 0
 
     # Of a record that arrived several times, as after a start from the topic's beginning, the first arrival counts.
-    newer = np.flatnonzero(order.newer_than_held(count) & ~order.repeated()[:count])
+    newer = np.flatnonzero(order.newer_than_held(count) & ~order.find_repetitions()[:count])
     newer = newer[np.lexsort((order.rank[newer], key[newer]))]
     starts = np.flatnonzero(np.diff(key[newer], prepend=-1) != 0)
     chosen = rows.take(pa.array(newer))
@@ -196,15 +196,15 @@ class RecordOrder:
     unknown: Mask
 
     @classmethod
-    def of(cls, rows: pa.Table, state: pa.Table, keyed: KeyedTable, key: Codes) -> RecordOrder:
+    def of_rows(cls, rows: pa.Table, state: pa.Table, keyed: KeyedTable, key: Codes) -> RecordOrder:
         """Return the order of rows and of a state."""
-        joined_columns = {name: joined(rows, state, name) for name in order_names(keyed)}
+        joined_columns = {name: join_column(rows, state, name) for name in order_names(keyed)}
         newest = np.zeros(len(key), np.int64)
         if keyed.newest:
-            newest = ranks([joined_columns[name] for name in newest_names(keyed.newest)])
-        source = ranks([joined_columns[TOPIC], joined_columns[PARTITION]])
-        offset = _numbers(joined_columns[OFFSET])
-        arrived = ranks([joined_columns[ARRIVAL], joined_columns[TIMESTAMP]])
+            newest = rank_rows([joined_columns[name] for name in newest_names(keyed.newest)])
+        source = rank_rows([joined_columns[TOPIC], joined_columns[PARTITION]])
+        offset = _order_numbers(joined_columns[OFFSET])
+        arrived = rank_rows([joined_columns[ARRIVAL], joined_columns[TIMESTAMP]])
         across = _rising_with_offset(arrived, key, source, offset)
         order = np.lexsort((offset, source, across, newest))
         rank = np.empty(len(key), np.int64)
@@ -212,7 +212,7 @@ class RecordOrder:
         unknown = np.asarray(joined_columns[OFFSET].is_null())
         return cls(key, newest, source, offset, across, rank, unknown)
 
-    def repeated(self) -> Codes:
+    def find_repetitions(self) -> Codes:
         """Return the records that are repetitions: one of the same key, partition and offset arrived earlier."""
         order = np.lexsort((self.across, self.offset, self.source, self.newest, self.key))
         same = np.ones(max(0, len(order) - 1), dtype=bool)
@@ -266,7 +266,7 @@ def _rising_with_offset(arrived: Codes, key: Codes, source: Codes, offset: Codes
     return rising
 
 
-def joined(rows: pa.Table, state: pa.Table, name: str) -> pa.ChunkedArray:
+def join_column(rows: pa.Table, state: pa.Table, name: str) -> pa.ChunkedArray:
     """Return a column of rows followed by the same column of a state, in the type of the rows."""
     column = rows.column(name)
     return pa.chunked_array([*column.chunks, *state.column(name).cast(column.type).chunks], column.type)

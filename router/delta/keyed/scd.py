@@ -24,8 +24,8 @@ from router.delta.keyed.row_order import (
     Codes,
     NewerRows,
     RecordOrder,
-    codes,
-    joined,
+    group_codes,
+    join_column,
     keys_and_order,
     mask_of,
     newest_names,
@@ -66,35 +66,35 @@ class TableChanges:
     deletions: pa.Table
     late: int
 
-    def count(self, *ops: int) -> int:
+    def count_changes(self, *ops: int) -> int:
         """Return the number of changes of some kinds."""
         return int(np.isin(np.asarray(self.rows.column(OP)), ops).sum())
 
     @property
-    def counts(self) -> dict[str, int]:
+    def row_counts(self) -> dict[str, int]:
         """Return how many rows changed nothing, and how many rows of the table were inserted, updated and deleted."""
         return {
             "late": self.late,
-            "inserted": self.count(INSERT),
-            "updated": self.count(UPDATE, PATCH, FLAG, CLOSE),
-            "deleted": self.count(DELETE),
+            "inserted": self.count_changes(INSERT),
+            "updated": self.count_changes(UPDATE, PATCH, FLAG, CLOSE),
+            "deleted": self.count_changes(DELETE),
         }
 
 
 def latest_changes(newer: NewerRows, keyed: KeyedTable) -> TableChanges:
     """Return the changes of a table with one row per key, as if the newer rows had come one by one, oldest first."""
-    deciding = _Deciding.of(newer)
+    deciding = _Deciding.of_newer_rows(newer)
     if keyed.when_matched == "ignore":
         ops = _first_row_wins(newer, deciding, keyed)
-        ordering = np.where(deciding.deletes, newer.last, deciding.first)
+        ordering = np.where(deciding.deletes, newer.last_of_runs, deciding.first)
     else:
         ops = _last_row_wins(newer, deciding, keyed)
-        ordering = newer.last
+        ordering = newer.last_of_runs
     changed = np.flatnonzero(ops != NO_CHANGE)
     rows = _resulting_rows(newer, deciding, keyed, ordering).take(pa.array(changed))
     rows = rows.append_column(OP, pa.array(ops[changed].astype(np.int8)))
     # With `soft_delete` the row itself remembers its deletion.
-    deleting = newer.last[deciding.deletes & (not keyed.soft_delete)]
+    deleting = newer.last_of_runs[deciding.deletes & (not keyed.soft_delete)]
     deletions = keys_and_order(newer.rows, keyed).take(pa.array(deleting))
     return TableChanges(rows, deletions, newer.late)
 
@@ -113,9 +113,9 @@ class _Deciding:
     deletes: Mask
 
     @classmethod
-    def of(cls, newer: NewerRows) -> _Deciding:
+    def of_newer_rows(cls, newer: NewerRows) -> _Deciding:
         row_numbers = np.arange(len(newer.rows))
-        runs = newer.runs
+        runs = newer.run_numbers
         data = _largest_of_runs(np.where(~newer.deleted, row_numbers, -1), newer.starts)
         again = _largest_of_runs(np.where(newer.deleted & (row_numbers < data[runs]), row_numbers, -1), newer.starts)
         # The smallest number is the largest negative one.
@@ -125,7 +125,7 @@ class _Deciding:
             data=data,
             again=again,
             first=np.where(data >= 0, first, -1),
-            deletes=newer.deleted[newer.last],
+            deletes=newer.deleted[newer.last_of_runs],
         )
 
 
@@ -218,10 +218,10 @@ class _Records:
     first: Mask
 
     @classmethod
-    def of(cls, rows: pa.Table, state: pa.Table, keyed: KeyedTable) -> _Records:
+    def with_state(cls, rows: pa.Table, state: pa.Table, keyed: KeyedTable) -> _Records:
         """Return the records of a batch together with a state, each once."""
-        key = codes([joined(rows, state, name) for name in keyed.keys])
-        order = RecordOrder.of(rows, state, keyed, key)
+        key = group_codes([join_column(rows, state, name) for name in keyed.keys])
+        order = RecordOrder.of_rows(rows, state, keyed, key)
         in_state = np.concatenate([np.zeros(len(rows), dtype=bool), np.ones(len(state), dtype=bool)])
         deleted = np.concatenate([mask_of(rows, DELETED), ~mask_of(state, HELD_COLUMNS[0])])
         # If a record of the batch is in the state already, keep that of the state, which sorts first. Rows of other
@@ -247,10 +247,10 @@ def history_changes(rows: pa.Table, state: pa.Table, keyed: KeyedTable) -> Table
     place between them: the state before it ends earlier, and its own ends when the next one begins. No record's time
     is null.
     """
-    records = _Records.of(rows, state, keyed)
-    times = _times(rows, state, keyed)[records.places]
-    valid_from, valid_to, is_current = _validity(records, times)
-    has_other_times = _differs(state, records, len(rows), (valid_from, valid_to, is_current))
+    records = _Records.with_state(rows, state, keyed)
+    times = _record_times(rows, state, keyed)[records.places]
+    valid_from, valid_to, is_current = _validity_of_records(records, times)
+    has_other_times = _has_other_validity(state, records, len(rows), (valid_from, valid_to, is_current))
     new = np.flatnonzero(~records.held & ~records.deleted)
     closed = np.flatnonzero(records.held & ~records.deleted & has_other_times)
     touched = np.concatenate([new, closed])
@@ -261,8 +261,8 @@ def history_changes(rows: pa.Table, state: pa.Table, keyed: KeyedTable) -> Table
     changes = both.take(pa.array(records.places[touched]))
     ops = np.concatenate([np.full(len(new), INSERT), np.full(len(closed), CLOSE)])
     columns = {
-        "valid_from": _timestamps(valid_from[touched]),
-        "valid_to": _timestamps(valid_to[touched], null=is_current[touched]),
+        "valid_from": _to_timestamps(valid_from[touched]),
+        "valid_to": _to_timestamps(valid_to[touched], null=is_current[touched]),
         "is_current": pa.array(is_current[touched]),
         OP: pa.array(ops.astype(np.int8)),
     }
@@ -274,15 +274,15 @@ def history_changes(rows: pa.Table, state: pa.Table, keyed: KeyedTable) -> Table
     return TableChanges(changes, remembered, late)
 
 
-def _times(rows: pa.Table, state: pa.Table, keyed: KeyedTable) -> Codes:
+def _record_times(rows: pa.Table, state: pa.Table, keyed: KeyedTable) -> Codes:
     """Return the time of each record in microseconds; rows of other writers may have the time of their state only."""
     name = time_name(rows.schema, keyed)
     of_state = pc.coalesce(state.column(name).cast(MOMENT), state.column("valid_from").cast(MOMENT))
     times = pa.chunked_array([*rows.column(name).cast(MOMENT).chunks, *of_state.chunks], MOMENT)
-    return _microseconds(times)
+    return _to_microseconds(times)
 
 
-def _validity(records: _Records, times: Codes) -> tuple[Codes, Codes, Mask]:
+def _validity_of_records(records: _Records, times: Codes) -> tuple[Codes, Codes, Mask]:
     """Return from when and up to when each record is valid, and whether it is current.
 
     No record is valid from before the one that precedes it was.
@@ -303,8 +303,8 @@ def _validity(records: _Records, times: Codes) -> tuple[Codes, Codes, Mask]:
     return valid_from, valid_to, is_current
 
 
-def _differs(state: pa.Table, records: _Records, count: int, validity: tuple[Codes, Codes, Mask]) -> Mask:
-    """Return the records of the state with other times than `validity` (see `_validity`) has for them.
+def _has_other_validity(state: pa.Table, records: _Records, count: int, validity: tuple[Codes, Codes, Mask]) -> Mask:
+    """Return the records of the state with other times than `validity` (see `_validity_of_records`) has for them.
 
     `count` is the number of rows in the batch, which come before the state in `records.places`.
     """
@@ -312,15 +312,15 @@ def _differs(state: pa.Table, records: _Records, count: int, validity: tuple[Cod
     in_state = np.flatnonzero(records.held)
     stored = state.select(HISTORY_COLUMNS.names).take(pa.array(records.places[in_state] - count))
     ends = np.where(is_current[in_state], NEVER, valid_to[in_state])
-    differs_in_time = _microseconds(stored.column("valid_from")) != valid_from[in_state]
-    differs_in_time |= _microseconds(stored.column("valid_to")) != ends
+    differs_in_time = _to_microseconds(stored.column("valid_from")) != valid_from[in_state]
+    differs_in_time |= _to_microseconds(stored.column("valid_to")) != ends
     differs_in_time |= mask_of(stored, "is_current") != is_current[in_state]
     differs = np.zeros(len(records.places), dtype=bool)
     differs[in_state] = differs_in_time
     return differs
 
 
-def _microseconds(times: pa.ChunkedArray) -> Codes:
+def _to_microseconds(times: pa.ChunkedArray) -> Codes:
     """Return times as integers, null as NEVER."""
     return np.asarray(times.cast(MOMENT).cast(pa.int64()).fill_null(NEVER), dtype=np.int64)
 
@@ -336,5 +336,5 @@ def _as_rows(state: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=pa.schema([field.with_nullable(True) for field in schema]))
 
 
-def _timestamps(microseconds: Codes, null: Mask | None = None) -> pa.Array:
+def _to_timestamps(microseconds: Codes, null: Mask | None = None) -> pa.Array:
     return pa.array(microseconds, pa.int64(), mask=null).cast(MOMENT)

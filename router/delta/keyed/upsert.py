@@ -1,6 +1,6 @@
 """Merge the rows of one batch into one keyed table, once per transaction id. Runs on executors.
 
-`upsert` reads the table's rows of the same keys, decides what changes, and writes the changes with delta-rs in one
+`upsert_rows` reads the table's rows of the same keys, decides what changes, and writes the changes with delta-rs in one
 Delta commit: an append if all rows are new, else a MERGE. `merge_engine` chooses between delta-rs, which is quick, and
 Delta on Spark, which decides by the same functions.
 """
@@ -30,13 +30,13 @@ from router.delta.commit import (
     to_delta,
     without_lost_batches,
 )
-from router.delta.constraints import NARROWER_MAP, WHY_NARROWER_MAP, unmergeable
+from router.delta.constraints import NARROWER_MAP, WHY_NARROWER_MAP, features_against_merges
 from router.delta.file_statistics import without_bounds_of_floats
 from router.delta.history import log_damage
 from router.delta.keyed import row_versions
 from router.delta.keyed.key_property import own_properties, refuse_other_keys, take_over
 from router.delta.keyed.row_checks import check_rows
-from router.delta.keyed.row_order import DELETED, OUTBOX_ONLY, comparable, newer_rows, order_names
+from router.delta.keyed.row_order import DELETED, OUTBOX_ONLY, newer_rows, order_names, with_comparable_order
 from router.delta.keyed.scd import (
     CLOSE,
     DELETE,
@@ -52,8 +52,8 @@ from router.delta.keyed.scd import (
 )
 from router.delta.partition_folders import has_long_folder, long_folder
 from router.delta.replace import HOOKS, add_columns, create_table, made_by_spark, write_rows
-from router.delta.transaction_id import GUARD, deletions_id, merge_refusals_id, transactions
-from router.delta.widening import way
+from router.delta.transaction_id import GUARD, deletions_id, merge_refusals_id, to_transactions
+from router.delta.widening import choose_widening_way
 from router.errors import TableError, first_line
 from router.own_names import OFFSET, PARTITION, TOPIC
 
@@ -89,12 +89,12 @@ class TableUpsert:
     merged: int | None = None
 
     @property
-    def ids(self) -> tuple[Transaction, Transaction]:
+    def transaction_ids(self) -> tuple[Transaction, Transaction]:
         """Return the transaction ids of the table and of its deletions."""
         return Transaction(self.app_id, self.version), Transaction(deletions_id(self.app_id), self.version)
 
     @property
-    def refusals(self) -> Transaction:
+    def refusal_transaction(self) -> Transaction:
         """Return the transaction id of the dead letters of rows that the table refuses."""
         return Transaction(merge_refusals_id(self.app_id), self.version)
 
@@ -118,16 +118,16 @@ class UpsertResult:
     committed: bool = False
 
 
-def upsert(lake: Lake, work: TableUpsert, rows: pa.Table, tries: int = MERGE_TRIES) -> UpsertResult:
+def upsert_rows(lake: Lake, work: TableUpsert, rows: pa.Table, tries: int = MERGE_TRIES) -> UpsertResult:
     """Merge rows into a table; try again if another writer is faster.
 
     `rows` have the columns of the route, those of `row_order.POSITION`, `_deleted`, and `_newest_1` onwards if the sink
     orders by columns. A second upsert with the same transaction id changes nothing, and returns the same counts of
     applied and refused rows. Raises NeedsSpark if only Delta on Spark can write the table, TableError if nothing can.
     """
-    rows = comparable(rows, work.keyed)
+    rows = with_comparable_order(rows, work.keyed)
     try:
-        return retry_on_conflict(lambda: _upsert(lake, work, rows), CommitFailedError, tries, MERGE_WAIT_SECONDS)
+        return retry_on_conflict(lambda: _try_upsert(lake, work, rows), CommitFailedError, tries, MERGE_WAIT_SECONDS)
     except CommitFailedError as error:
         raise conflict_error(work.table, tries, error) from error
     except (DeltaError, OSError, pa.ArrowException) as error:
@@ -137,7 +137,7 @@ def upsert(lake: Lake, work: TableUpsert, rows: pa.Table, tries: int = MERGE_TRI
         raise TableError(work.table, f"the merge failed: {why}; it is tried again with the batch") from error
 
 
-def _upsert(lake: Lake, work: TableUpsert, rows: pa.Table) -> UpsertResult:
+def _try_upsert(lake: Lake, work: TableUpsert, rows: pa.Table) -> UpsertResult:
     table = lake.open(work.table)
     if table is None:
         refuse_absent(lake, work)
@@ -149,7 +149,7 @@ def _upsert(lake: Lake, work: TableUpsert, rows: pa.Table) -> UpsertResult:
     widening_way = None
     have = None
     if table is not None:
-        widening_way = way(table, work.table, work.keyed.widening)
+        widening_way = choose_widening_way(table, work.table, work.keyed.widening)
         have = to_arrow(table)
     feed = has_feed(table, work.keyed.new_table)
     checked = check_rows(rows, have, work.table, work.keyed, widens=widening_way is not None, feed=feed)
@@ -162,28 +162,28 @@ def _upsert(lake: Lake, work: TableUpsert, rows: pa.Table) -> UpsertResult:
         return UpsertResult(0, checked.refused)
 
     table = _with_columns(lake, work, table, checked.added)
-    once, deletions_once = work.ids
+    once, deletions_once = work.transaction_ids
     again = has_transaction(table, once)
     if again and not _must_remember_deletions(lake, work, checked.rows):
         return UpsertResult(len(checked.rows), checked.refused, again=True, committed=True)
-    changes = _changes(lake, work, table, checked.rows)
+    changes = _decide_changes(lake, work, table, checked.rows)
     too_long = long_folder(table.table_uri, changes.rows, table.metadata().partition_columns)
     if too_long and not again:
         raise NeedsSpark(too_long)
     if not again:
-        _commit(work, table, changes)
+        _commit_changes(work, table, changes)
     # After the commit, in a table of its own. A process that is killed in between remembers them at the next attempt.
     if len(changes.deletions):
         row_versions.remember_deletions(lake, work.table, changes.deletions, work.keyed, deletions_once)
     committed = again or has_transaction(table, once)
-    return UpsertResult(len(checked.rows), checked.refused, **changes.counts, again=again, committed=committed)
+    return UpsertResult(len(checked.rows), checked.refused, **changes.row_counts, again=again, committed=committed)
 
 
 def _must_remember_deletions(lake: Lake, work: TableUpsert, rows: pa.Table) -> bool:
     """Return whether rows of a committed batch delete keys, and this is not remembered yet."""
     if work.keyed.soft_delete or not pc.any(rows.column(DELETED)).as_py():
         return False
-    _, deletions_once = work.ids
+    _, deletions_once = work.transaction_ids
     return not row_versions.deletions_remembered(lake, work.table, deletions_once)
 
 
@@ -207,7 +207,7 @@ def _leave_to_spark(table: DeltaTable | None, keyed: KeyedTable) -> None:
         raise NeedsSpark(chosen.why)
 
 
-def _changes(lake: Lake, work: TableUpsert, table: DeltaTable, rows: pa.Table) -> TableChanges:
+def _decide_changes(lake: Lake, work: TableUpsert, table: DeltaTable, rows: pa.Table) -> TableChanges:
     """Return the changes that the rows make to the table as it is now."""
     rows = as_stored(rows, to_arrow(table))
     deletions = row_versions.remembered_deletions(lake, work.table, rows, work.keyed)
@@ -234,10 +234,10 @@ def changes_of(rows: pa.Table, held: pa.Table, keyed: KeyedTable) -> TableChange
     return latest_changes(newer_rows(rows, held, keyed), keyed)
 
 
-def _commit(work: TableUpsert, table: DeltaTable, changes: TableChanges) -> None:
+def _commit_changes(work: TableUpsert, table: DeltaTable, changes: TableChanges) -> None:
     """Write changes in one commit: a MERGE if they touch rows of the table, an append if all are new."""
     ids = {work.app_id: work.version, GUARD: table.version() + 1}
-    if changes.count(UPDATE, PATCH, FLAG, DELETE, CLOSE):
+    if changes.count_changes(UPDATE, PATCH, FLAG, DELETE, CLOSE):
         write_merge(table, changes, work.keyed, ids, work.notes)
     elif len(changes.rows):
         rows = cast_to(changes.rows, to_arrow(table))
@@ -301,7 +301,7 @@ def merge_engine(table: DeltaTable | None, keyed: KeyedTable) -> MergeEngine:
     if table is None:
         why_spark = made_by_spark(keyed.new_table)
     else:
-        features = unmergeable(table)
+        features = features_against_merges(table)
         why_spark = f"it has {', '.join(sorted(features))}" if features else has_long_folder(table)
     if why_spark:
         return MergeEngine("spark", why_spark)
@@ -337,22 +337,24 @@ def write_merge(
         row_groups = _row_groups(rows, keyed.memory)
     merger = table.merge(
         rows,
-        merge_condition(rows, keyed, _quote),
+        merge_condition(rows, keyed, _quote_name),
         source_alias="s",
         target_alias="t",
         streamed_exec=False,  # delta-rs then reads the bounds of the rows, and skips files by their statistics
         max_spill_size=max_spill_size,
         writer_properties=_writer_properties(have, **row_groups),
-        commit_properties=CommitProperties(custom_metadata=dict(notes), app_transactions=transactions(ids)),
+        commit_properties=CommitProperties(custom_metadata=dict(notes), app_transactions=to_transactions(ids)),
         post_commithook_properties=HOOKS,
     )
     for op in (UPDATE, PATCH, FLAG, CLOSE):
-        if changes.count(op):
-            merger = merger.when_matched_update(assignments(columns_set(op, names, keyed), _quote), f"s.{OP} = {op}")
-    if changes.count(DELETE):
+        if changes.count_changes(op):
+            merger = merger.when_matched_update(
+                sql_assignments(columns_set(op, names, keyed), _quote_name), f"s.{OP} = {op}"
+            )
+    if changes.count_changes(DELETE):
         merger = merger.when_matched_delete(f"s.{OP} = {DELETE}")
-    if changes.count(INSERT):
-        merger = merger.when_not_matched_insert(assignments(names, _quote), f"s.{OP} = {INSERT}")
+    if changes.count_changes(INSERT):
+        merger = merger.when_not_matched_insert(sql_assignments(names, _quote_name), f"s.{OP} = {INSERT}")
     merger.execute()
 
 
@@ -401,7 +403,7 @@ def columns_set(op: int, names: list[str], keyed: KeyedTable) -> list[str]:
     return [name for name in names if name in columns]
 
 
-def assignments(names: list[str], quote: Quote) -> dict[str, str]:
+def sql_assignments(names: list[str], quote: Quote) -> dict[str, str]:
     """Return column -> the value that it gets from the source, in SQL."""
     return {quote(name): f"s.{quote(name)}" for name in names}
 
@@ -412,7 +414,7 @@ def merge_condition(rows: pa.Table, keyed: KeyedTable, quote: Quote) -> str:
     # The bounds of the keys that match, as literals: by them engines skip the files of all other keys.
     touching = rows.filter(pa.array(np.asarray(rows.column(OP)) != INSERT))
     for key in keyed.keys:
-        conditions += _bounds(quote(key), touching.column(key))
+        conditions += _key_bounds(quote(key), touching.column(key))
     # A state of a history is found by its record; in rows of other writers these columns are null.
     if keyed.history:
         conditions += [_same_or_null(quote(name)) for name in (TOPIC, PARTITION, OFFSET)]
@@ -424,18 +426,18 @@ def _same_or_null(name: str) -> str:
     return f"(t.{name} = s.{name} OR (t.{name} IS NULL AND s.{name} IS NULL))"
 
 
-def _bounds(key: str, values: pa.ChunkedArray) -> list[str]:
+def _key_bounds(key: str, values: pa.ChunkedArray) -> list[str]:
     if pa.types.is_boolean(values.type):
         return []
     bounds = pc.min_max(values)
-    low = _literal(bounds["min"])
-    high = _literal(bounds["max"])
+    low = _key_literal(bounds["min"])
+    high = _key_literal(bounds["max"])
     if low is None or high is None:
         return []
     return [f"t.{key} >= {low}", f"t.{key} <= {high}"]
 
 
-def _literal(value: pa.Scalar) -> str | None:
+def _key_literal(value: pa.Scalar) -> str | None:
     """Return a key as a literal that means the same in every engine, None if there is no such literal."""
     if not value.is_valid:
         return None
@@ -446,6 +448,6 @@ def _literal(value: pa.Scalar) -> str | None:
     return None
 
 
-def _quote(name: str) -> str:
+def _quote_name(name: str) -> str:
     """Return a column's name quoted for delta-rs, which otherwise folds its case."""
     return '"' + name.replace('"', '""') + '"'

@@ -12,7 +12,7 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from router.api.sinks import KeyedTable, MergingSink
-from router.delta.constraints import unsupported
+from router.delta.constraints import features_against_appends
 from router.delta.keyed.upsert import merge_engine
 from router.delta.table_cache import THREADS
 from router.delta.transaction_id import batch_id
@@ -127,7 +127,7 @@ class _Overview:
         if self.config.commit == "spark":
             return "Spark", "commit: spark"
         if handle is not None:
-            features = unsupported(handle)
+            features = features_against_appends(handle)
             # Files for a table with the partitions of the configuration are staged by partition.
             partition_columns = set(handle.metadata().partition_columns)
             if any(partition_columns == set(options.partition_by) for options in self.config.table_options().values()):

@@ -39,7 +39,7 @@ from router.delta.keyed.key_property import keyed_of, repeated_keys, several_row
 from router.delta.keyed.row_versions import deletions_table
 from router.delta.keyed.upsert import EXPIRES
 from router.delta.table_cache import THREADS
-from router.delta.transaction_id import RELEASES, IdKind, TransactionId, batch_id, parse
+from router.delta.transaction_id import RELEASES, IdKind, TransactionId, batch_id, parse_transaction_id
 from router.delta.unreadable_values import is_text, may_be_unreadable, unreadable_in, unreadable_values
 from router.engine.checkpoint_store import KEPT, CheckpointStore, Manifest, lake_and_checkpoint
 from router.engine.label.layout import outbox_of, quarantine_of
@@ -242,7 +242,7 @@ def _manifests(
         if not first <= manifest.batch <= last:
             continue
         for commit in manifest.commits:
-            if commit.place not in manifest.quarantined:
+            if commit.note_key not in manifest.quarantined:
                 decided[commit.table][commit.target][commit.version] = commit.rows
     return decided, damaged
 
@@ -532,7 +532,7 @@ class Verification:
             if REPAIRED in commit.notes:
                 others = []
                 self._forget_rebuilt(audit, json.loads(commit.notes[REPAIRED]))
-            elif not commit.changes:
+            elif not commit.changes_rows:
                 continue
             elif self._is_refresh(audit.table, commit):
                 # It has replaced all rows.
@@ -569,7 +569,7 @@ class Verification:
 
     def _is_of_other_query(self, table: str, commit: LogCommit) -> bool:
         """Return whether another query of the lake has put rows into a table that queries share."""
-        for transaction_id in map(parse, commit.transactions):
+        for transaction_id in map(parse_transaction_id, commit.transactions):
             if transaction_id is None:
                 continue
             if transaction_id.kind in WITH_ROWS and transaction_id.table == table:
@@ -580,7 +580,7 @@ class Verification:
 
     def _is_refresh(self, table: str, commit: LogCommit) -> bool:
         """Return whether a view made a commit to a table of its own."""
-        for transaction_id in map(parse, commit.transactions):
+        for transaction_id in map(parse_transaction_id, commit.transactions):
             if transaction_id is None or transaction_id.kind != "view":
                 continue
             if transaction_id.query_name == self.config.name and transaction_id.table == table:
@@ -785,7 +785,7 @@ def named(key: str) -> str:
 
 def is_own_commit(query: str, commit: LogCommit) -> bool:
     """Return whether a query made a commit: each of its own has a transaction id of the query."""
-    for transaction_id in map(parse, commit.transactions):
+    for transaction_id in map(parse_transaction_id, commit.transactions):
         if transaction_id is not None and transaction_id.run and transaction_id.query_name == query:
             return True
     return False
@@ -798,7 +798,7 @@ WITH_ROWS: frozenset[IdKind] = frozenset({"rows", "quarantine", "bronze", "dead_
 def committed_rows(query: str, table: str, commit: LogCommit) -> Iterator[tuple[TransactionId, int]]:
     """Yield the id and number of the rows that a query committed to a table: those of a batch, or of a release."""
     for name, number in commit.transactions.items():
-        transaction_id = parse(name)
+        transaction_id = parse_transaction_id(name)
         if transaction_id is None or transaction_id.kind not in WITH_ROWS:
             continue
         if transaction_id.query_name == query and transaction_id.table == table:

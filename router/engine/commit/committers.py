@@ -20,22 +20,30 @@ from pyarrow import fs
 from pyspark.errors import AnalysisException, PySparkException
 
 from router.api.table_options import PLAIN_TABLE
-from router.delta.commit import TableCommit, commit, is_committed, names, to_arrow, to_arrow_schema, to_delta
-from router.delta.constraints import unsupported
-from router.delta.log_tail import newest
+from router.delta.commit import (
+    TableCommit,
+    commit_files,
+    is_committed,
+    schema_column_names,
+    to_arrow,
+    to_arrow_schema,
+    to_delta,
+)
+from router.delta.constraints import features_against_appends
+from router.delta.log_tail import delta_rs_table
 from router.delta.replace import create_table, made_by_spark
 from router.delta.replace_by_spark import (
     append_by_spark,
     create_by_spark,
-    finish,
+    finish_new_table,
     is_finished,
     rewrite_by_spark,
     staged_rows,
-    widen,
+    widen_columns,
 )
-from router.delta.schema_diff import SchemaDiff, compare, delta_schema
-from router.delta.table_cache import THREADS, SparkTable, check_log, spark_table, unreadable
-from router.delta.widening import narrower, rewrite, way
+from router.delta.schema_diff import SchemaDiff, compare_schemas, delta_schema
+from router.delta.table_cache import THREADS, SparkTable, check_log, spark_table, unreadable_table_error
+from router.delta.widening import choose_widening_way, is_still_narrower, rewrite_table
 from router.errors import TableError, first_line
 from router.own_names import OUTBOX
 
@@ -115,7 +123,7 @@ class Committers:
                     errors.append(error)
                 # An error of a library concerns this table only; any other is a bug, which stops the stream.
                 except LIBRARIES as error:
-                    errors.append(unreadable(self.lake, table, error))
+                    errors.append(unreadable_table_error(self.lake, table, error))
                 tell(index + 1)
         return made, errors
 
@@ -160,7 +168,7 @@ class Committers:
         """Make one commit unless its table has it; return how many were made. `table` is None if it is not open."""
         # Only an append is written without delta-rs: a change of the schema needs its handle of the newest version.
         if work.added or work.widened:
-            table = newest(table)
+            table = delta_rs_table(table)
         by_spark = self.only_spark or _is_staged_elsewhere(work)
         if table is None:
             table = self._open_by_spark(work.table) if by_spark else self.lake.open(work.table)
@@ -181,7 +189,7 @@ class Committers:
             self._append_staged_rows(work, notes)
             self.committed_by[work.table] = "Spark"
             return 1
-        made = commit(self.lake, work, notes, table)
+        made = commit_files(self.lake, work, notes, table)
         self.committed_by[work.table] = "delta-rs"
         return made
 
@@ -206,7 +214,7 @@ class Committers:
                 return spark_table(self.spark, self.lake, work.table)
             table = create_table(self.lake, work.table, schema, options=options)
             if made_by_spark(options):
-                finish(session, address, options)
+                finish_new_table(session, address, options)
                 table.update_incremental()
         except Exception as error:  # whatever Spark raises belongs to this table only
             raise TableError(work.table, f"it cannot be made: {first_line(error)}") from error
@@ -216,9 +224,9 @@ class Committers:
         """Rewrite a table with wider types if the commit needs them; return the commit as it is to be made then."""
         if table is None or not work.widened:
             return work
-        if not narrower(table, work.table, work.widened):
+        if not is_still_narrower(table, work.table, work.widened):
             return replace(work, widened=None)
-        widening_way = way(table, work.table, work.widening)
+        widening_way = choose_widening_way(table, work.table, work.widening)
         if widening_way is None:
             raise TableError(work.table, "its types are narrower than those of the staged rows, and must stay so")
         if widening_way == "feature":  # the append itself does it
@@ -226,7 +234,7 @@ class Committers:
         if isinstance(table, SparkTable):
             self._rewrite_by_spark(table, work)
         else:
-            rewrite(self.lake, work.table, table, work.widened, work.app_id)
+            rewrite_table(self.lake, work.table, table, work.widened, work.app_id)
         return replace(work, widened=None)
 
     def _rewrite_by_spark(self, table: SparkTable, work: TableCommit) -> None:
@@ -251,8 +259,8 @@ class Committers:
         address = self.lake.spark_address(work.table)
         try:
             if work.widened:
-                widen(session, address, work.widened)
-            append_by_spark(rows, address, work.once, notes)
+                widen_columns(session, address, work.widened)
+            append_by_spark(rows, address, work.transaction, notes)
         except Exception as error:  # whatever Spark raises belongs to this table only
             raise TableError(work.table, f"the append failed: {first_line(error)}") from error
 
@@ -269,14 +277,14 @@ def as_decided(work: TableCommit, table: Any) -> TableCommit:
     columns = to_arrow_schema(work.columns)
     change = SchemaDiff()
     if table is not None:
-        change = compare(delta_schema(to_arrow(table)), columns)
+        change = compare_schemas(delta_schema(to_arrow(table)), columns)
 
     # The rows were staged for the changes that the commit has; any other does not fit them.
     decided_changes: set[str] = set()
     if work.added:
-        decided_changes.update(names(work.added))
+        decided_changes.update(schema_column_names(work.added))
     if work.widened:
-        decided_changes.update(names(work.widened))
+        decided_changes.update(schema_column_names(work.widened))
     new_changes = {column.name for column in (*change.added, *change.widened)} - decided_changes
     unfit = sorted({*change.cast, *change.conflicts, *new_changes})
     if unfit:
@@ -308,7 +316,7 @@ def only_spark_appends(table: deltalake.DeltaTable, work: TableCommit) -> bool:
     for file in work.files:
         if partition_columns != file.partition.keys():
             return True
-    return bool(unsupported(table) - {"partitioning"})
+    return bool(features_against_appends(table) - {"partitioning"})
 
 
 def _is_unfinished(table: Any, work: TableCommit, options: NewTable) -> bool:

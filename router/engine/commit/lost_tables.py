@@ -157,7 +157,7 @@ def refuse_lost_tables(tables: TableCache, store: CheckpointStore, config: Confi
     names = sorted(committed.batches)
     lost: dict[str, LostTable] = {}
     for first in range(0, len(names), TABLES):  # as many as the cache has handles for
-        opened = tables.readable(names[first : first + TABLES])
+        opened = tables.open_readable_tables(names[first : first + TABLES])
         # An unreadable table is an error of the first batch that writes it.
         readable = {name: table for name, table in opened.items() if not isinstance(table, TableError)}
         lost |= committed.find_lost_tables(readable)

@@ -19,11 +19,11 @@ from router.api.table_options import PLAIN_TABLE
 from router.delta.casting import type_within
 from router.delta.change_feed import has_feed, taken_by_feed
 from router.delta.commit import ACCEPT_LOST, TableCommit, to_arrow, to_arrow_schema, to_delta
-from router.delta.constraints import computed, constraints
+from router.delta.constraints import columns_filled_by_delta, row_constraints
 from router.delta.nesting import too_deep
-from router.delta.schema_diff import SchemaDiff, compare, delta_schema, delta_type, limited_to
+from router.delta.schema_diff import SchemaDiff, compare_schemas, delta_schema, delta_type, limited_to
 from router.delta.transaction_id import batch_id
-from router.delta.widening import way
+from router.delta.widening import choose_widening_way
 from router.engine.commit.lost_tables import CommittedBatches
 from router.engine.commit.violations import Conditions, violated_by
 from router.engine.expressions.evaluator import Untranslatable, translate_columns
@@ -140,7 +140,7 @@ class SchemaEvolution:
         errors that can never pass are left to the commit, which counts its tries. `before` are the places that are
         blocked already.
         """
-        opened = dict(self.tables.readable(by_table))
+        opened = dict(self.tables.open_readable_tables(by_table))
         readable = {name: table for name, table in opened.items() if not isinstance(table, TableError)}
         lost = self.committed_batches.find_lost_tables(readable)
         for name, lost_table in lost.items():
@@ -228,7 +228,7 @@ class SchemaEvolution:
             conditions: dict[str, str] = {}
             if handle is not None:
                 schema = handle.schema().to_json()
-                conditions = constraints(schema, handle.metadata().configuration)
+                conditions = row_constraints(schema, handle.metadata().configuration)
             for target in landing:
                 place = f"{target}/{table}"
                 in_tasks[place] = {}
@@ -236,7 +236,7 @@ class SchemaEvolution:
                 for name, sql in conditions.items():
                     node = self._translate_once(columns[table], sql)
                     # Staged rows lack the columns that Delta computes: only Spark can evaluate conditions on those.
-                    if node is None or set(dict(columns_of(node))) & computed(schema):
+                    if node is None or set(dict(columns_of(node))) & columns_filled_by_delta(schema):
                         by_spark[place][name] = sql
                     else:
                         in_tasks[place][name] = node
@@ -248,7 +248,7 @@ class SchemaEvolution:
         """Return by place which constraints staged rows violate, of those that only Spark can evaluate."""
         staged = []
         for work in commits:
-            conditions = by_spark.get(work.place)
+            conditions = by_spark.get(work.note_key)
             if conditions:
                 staged.append((work, handles[work.table].schema().to_json(), conditions))
         if not staged:
@@ -304,7 +304,7 @@ class SchemaEvolution:
 
     def _tables_of_layer(self, layer: str) -> set[str]:
         if layer not in self.known:
-            self.known[layer] = set(self.lake.tables(layer))
+            self.known[layer] = set(self.lake.table_names(layer))
         return self.known[layer]
 
 
@@ -354,7 +354,7 @@ class _TableDemands:
         difference = SchemaDiff()
         if have is not None:
             come = self._limit_to_table(where, handle, have, come)
-            difference = compare(have, come)
+            difference = compare_schemas(have, come)
         # A column that no table can have must not reach the manifest: its commit would fail for ever. The rows that
         # have it become dead letters.
         new = come if have is None else difference.added
@@ -366,7 +366,7 @@ class _TableDemands:
         if faults:
             come = pa.schema([column for column in come if column.name not in faults])
             if have is not None:
-                difference = compare(have, come)
+                difference = compare_schemas(have, come)
             difference = replace(difference, conflicts={**difference.conflicts, **faults})
         if landed:
             self.casts[place] = difference.cast
@@ -394,7 +394,7 @@ class _TableDemands:
         """Return the columns as far as the table may change; note those that go into it otherwise, or not."""
         target, table = where
         mode = self.modes.get(target, "evolve")
-        difference = compare(have, come)
+        difference = compare_schemas(have, come)
         if mode == "fail":
             new = [column.name for column in (*difference.added, *difference.widened)]
             if new:
@@ -404,7 +404,7 @@ class _TableDemands:
         narrow: dict[str, pa.DataType | None] = {}
         if mode != "evolve":
             narrow = _frozen_types(have, come, difference)
-        elif difference.widened and way(handle, table, self.widening_of(target)) is None:
+        elif difference.widened and choose_widening_way(handle, table, self.widening_of(target)) is None:
             narrow = _narrow_types(have, come, difference)
         self.frozen[f"{target}/{table}"] = narrow
         return _with_frozen_types(come, narrow)

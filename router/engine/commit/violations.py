@@ -62,7 +62,7 @@ def violated_by(
     for work, schema, conditions in staged:
         rows = with_violations(staged_rows(session, lake, work), schema, conditions)
         violating = rows.where(F.col(VIOLATES).isNotNull())
-        parts.append(violating.select(F.lit(work.place).alias("place"), VIOLATES))
+        parts.append(violating.select(F.lit(work.note_key).alias("place"), VIOLATES))
     if not parts:
         return {}
     counts = reduce(DataFrame.unionByName, parts).groupBy("place", VIOLATES).count()

@@ -201,7 +201,7 @@ class LandingJob:
     def _delete_staged_files(self, token: str) -> None:
         """Delete what the tasks of a job that failed have staged: their reports are lost, but its token is in names."""
         files = self.lake.files
-        roots = [self.folder] if self.folder else self.lake.layers()
+        roots = [self.folder] if self.folder else self.lake.layer_names()
         with suppress(OSError):  # the storage may be what failed
             for root in roots:
                 for folder in files.get_file_info(fs.FileSelector(root, allow_not_found=True)):
@@ -275,7 +275,7 @@ def _add_up_reports(reports: Any, began: float) -> Landed:
     landed = Landed(began=began)
     for report in reports:
         if "path" in report:
-            landed.files.append(StagedFile.of(report))
+            landed.files.append(StagedFile.from_dict(report))
         elif "big" in report:
             ages = {place: TableAges.from_report(of_table) for place, of_table in report["ages"].items()}
             landed += Landed(big=report["big"], failed=report["failed"], defects=report["defects"], ages=ages)

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from router.api.decoding import keep_archives
 from router.delta.casting import cast_down, cast_to, has_value
-from router.delta.parquet_writer import attempt
+from router.delta.parquet_writer import attempt_name
 from router.delta.schema_diff import too_wide
 from router.delta.unreadable_values import TAKEN_BY_NULL, read_as_null, unreadable_in
 from router.delta.widening import KEEPS
@@ -252,7 +252,7 @@ def landing_task(work: LandingWork) -> Any:
 
     def land(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         keep_archives()
-        task = _Task(work, attempt())
+        task = _Task(work, attempt_name())
         try:
             for batch in gather_batches(batches, min(GATHERED, work.staging.buffer_bytes // 2)):
                 task.take_batch(batch)
@@ -272,7 +272,7 @@ class _Task:
         self.work = work
         self.layout = work.labelling.layout
         dispensable = [target.key for target in self.layout.targets if target.quarantine]
-        self.writer = work.staging.writer(work.batch, attempt, dispensable)
+        self.writer = work.staging.open_writer(work.batch, attempt, dispensable)
         self.counts: dict[tuple[str, int], Counts] = {}
         self.big = 0
         self.batch_ages: BatchAges | None = None
@@ -341,7 +341,7 @@ class _Task:
                 at = np.setdiff1d(rows.chosen_rows(every), dropped) if len(dropped) else every
                 records = _with_batch_id(rows.raw_records(at), self.work.batch, BRONZE_SCHEMA)
                 self._count_ages(f"{BRONZE}/{table}", at)
-                self.writer.hold(BRONZE, table, records, by=layout.bronze_by)
+                self.writer.hold_rows(BRONZE, table, records, by=layout.bronze_by)
         dead = rows.batch.column("_dead")
         if dead.null_count < len(dead):
             parents = pc.list_parent_indices(dead)
@@ -352,7 +352,9 @@ class _Task:
         if self.work.only is not None:
             return
         dead = pa.RecordBatch.from_arrays([*why, *rows.raw_records(at).columns], names=DEAD_SCHEMA.names[:-1])
-        self.writer.hold("/dead_letters", self.layout.dead_letters, _with_batch_id(dead, self.work.batch, DEAD_SCHEMA))
+        self.writer.hold_rows(
+            "/dead_letters", self.layout.dead_letters, _with_batch_id(dead, self.work.batch, DEAD_SCHEMA)
+        )
 
     def _land_route(self, rows: Rows, route: RouteLabels) -> None:
         for kind, columns in (
@@ -443,7 +445,7 @@ class _Task:
         if self.work.traced:
             for name, source in TRACED.items():
                 part = part.append_column(name, rows.batch.column(source).take(pa.array(rows.chosen_rows(at))))
-        self.writer.hold(target.key, table, part, seen=target.seen, by=target.partition_by)
+        self.writer.hold_rows(target.key, table, part, seen=target.seen, by=target.partition_by)
 
     def _quarantine_unmet(
         self, rows: Rows, target: Target, table: str, have: tuple[pa.RecordBatch | None, _Numbers | None]

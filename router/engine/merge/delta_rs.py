@@ -23,13 +23,13 @@ from router.delta.commit import to_arrow_schema
 from router.delta.history import log_damage
 from router.delta.keyed.row_checks import REASON, EvolutionForbidden
 from router.delta.keyed.row_order import OUTBOX_ONLY, POSITION
-from router.delta.keyed.upsert import NeedsRewrite, NeedsSpark, TableUpsert, UpsertResult, upsert
-from router.delta.parquet_writer import attempt
+from router.delta.keyed.upsert import NeedsRewrite, NeedsSpark, TableUpsert, UpsertResult, upsert_rows
+from router.delta.parquet_writer import attempt_name
 from router.delta.schema_diff import delta_schema
 from router.delta.staged_files import StagedFile
 from router.delta.table_cache import THREADS
 from router.delta.transaction_id import table_id
-from router.delta.widening import rewrite
+from router.delta.widening import rewrite_table
 from router.engine.label.layout import DEAD_SCHEMA, MERGED_COORDINATES
 from router.engine.retryable_errors import is_temporary
 from router.errors import TableError, first_line
@@ -113,7 +113,7 @@ class MergeOutcomes:
     def add(self, report: dict[str, Any]) -> None:
         """Add one report of a task."""
         if "path" in report:  # a file of refused rows
-            self.files.setdefault(report.pop("refused_by"), []).append(StagedFile.of(report))
+            self.files.setdefault(report.pop("refused_by"), []).append(StagedFile.from_dict(report))
             return
         table = report["table"]
         if "spark" in report:
@@ -197,8 +197,8 @@ def reports(job: MergeJob, merges: Iterable[Merge]) -> list[dict[str, Any]]:
     for number, (table, report, refused) in enumerate(merges):
         table_reports.append({"table": table, **report})
         if refused is not None and len(refused):
-            dead = job.staging.writer(job.batch, f"refused-{attempt()}-{number}")
-            dead.hold("/dead_letters", job.dead_letters, as_dead_letters(refused, job.route, job.sink, job.batch))
+            dead = job.staging.open_writer(job.batch, f"refused-{attempt_name()}-{number}")
+            dead.hold_rows("/dead_letters", job.dead_letters, as_dead_letters(refused, job.route, job.sink, job.batch))
             file_reports += [{**asdict(file), "refused_by": table} for file in dead.close()]
     return [*table_reports, *file_reports]
 
@@ -250,12 +250,12 @@ def _upsert_or_rewrite(job: MergeJob, table: str, rows: pa.Table) -> UpsertResul
     lake = job.staging.lake
     work = job.upsert(table)
     try:
-        return upsert(lake, work, rows)
+        return upsert_rows(lake, work, rows)
     except NeedsRewrite as needed:
         handle = lake.open(table)
         if handle is not None:
-            rewrite(lake, table, handle, needed.columns, work.app_id)
-        return upsert(lake, work, rows)
+            rewrite_table(lake, table, handle, needed.columns, work.app_id)
+        return upsert_rows(lake, work, rows)
 
 
 def counts(result: UpsertResult) -> dict[str, int]:

@@ -26,30 +26,30 @@ from router.api.columns import holds_where, quote_identifier
 from router.delta.casting import cast_to
 from router.delta.change_feed import has_feed, taken_by_feed
 from router.delta.commit import conflict_error, has_transaction, retry_on_conflict, to_arrow, to_delta
-from router.delta.constraints import computed
+from router.delta.constraints import columns_filled_by_delta
 from router.delta.keyed import row_versions
 from router.delta.keyed.key_property import KEYED_BY, SHOWN, keyed_by, own_properties, refuse_other_keys, several_rows
 from router.delta.keyed.row_checks import (
     EvolutionForbidden,
     check_rows,
-    narrow,
     own_names,
     refuse_lost_keys,
     wanted_schema,
+    without_wider_columns,
 )
-from router.delta.keyed.row_order import DELETED, HELD_COLUMNS, REFUSED, comparable, keys_and_order
+from router.delta.keyed.row_order import DELETED, HELD_COLUMNS, REFUSED, keys_and_order, with_comparable_order
 from router.delta.keyed.row_versions import versions_schema
 from router.delta.keyed.scd import CLOSE, DELETE, FLAG, INSERT, OP, PATCH, UPDATE
 from router.delta.keyed.upsert import (
     MERGE_TRIES,
     MERGE_WAIT_SECONDS,
     as_stored,
-    assignments,
     changes_of,
     columns_set,
     merge_condition,
     refuse_absent,
     refuse_older,
+    sql_assignments,
 )
 from router.delta.partition_folders import long_folder
 from router.delta.replace_by_spark import (
@@ -60,11 +60,11 @@ from router.delta.replace_by_spark import (
     rewrite_by_spark,
     set_property_by_spark,
     spark_schema,
-    widen,
+    widen_columns,
 )
-from router.delta.schema_diff import SchemaDiff, compare, delta_schema
+from router.delta.schema_diff import SchemaDiff, compare_schemas, delta_schema
 from router.delta.table_cache import THREADS
-from router.delta.widening import rewrite, way
+from router.delta.widening import choose_widening_way, rewrite_table
 from router.engine.label.layout import DEAD_SCHEMA
 from router.engine.merge import refused_keys
 from router.engine.merge.delta_rs import COUNTS, as_dead_letters
@@ -217,10 +217,10 @@ class TableMerge:
     def merge(self) -> dict[str, Any]:
         """Return the report."""
         lake = self.lake
-        once, deletions_once = self.work.ids
+        once, deletions_once = self.work.transaction_ids
         handle = self._with_columns()
         have = to_arrow(handle)
-        widens = way(handle, self.work.table, self.work.keyed.widening) is not None
+        widens = choose_widening_way(handle, self.work.table, self.work.keyed.widening) is not None
         again = has_transaction(handle, once)
         for name, sql in handle.metadata().configuration.items():
             if name.startswith(_CHECK):
@@ -251,7 +251,7 @@ class TableMerge:
                 self._remember(answered, decision, deletions_once)
             if report["refused"]:
                 dead = answered.filter(F.col(OP) == REFUSED_ROW).select(f"{DEAD_LETTER}.*")
-                append_by_spark(dead, lake.spark_address(self.job.dead_letters), self.work.refusals)
+                append_by_spark(dead, lake.spark_address(self.job.dead_letters), self.work.refusal_transaction)
         finally:
             answered.unpersist()
         committed = again or (bool(report["ops"]) and has_transaction(self._open(), once))
@@ -260,7 +260,7 @@ class TableMerge:
     def _with_columns(self) -> deltalake.DeltaTable:
         """Return the table with every column that the rows have a value for, unless it must not change."""
         keyed = self.work.keyed
-        rows = comparable(delta_schema(to_arrow_columns(self.rows.schema)).empty_table(), keyed)
+        rows = with_comparable_order(delta_schema(to_arrow_columns(self.rows.schema)).empty_table(), keyed)
         wanted = wanted_schema(rows.schema, self.summary.valued, keyed)
         handle = self.lake.open(self.work.table)
         in_table = [] if handle is None else to_arrow(handle).names
@@ -303,21 +303,21 @@ class TableMerge:
 
     def _widen(self, handle: deltalake.DeltaTable, wanted: pa.Schema) -> tuple[deltalake.DeltaTable, SchemaDiff]:
         """Make columns wider if the table may have them so; return the table, and what else it lacks."""
-        difference = compare(delta_schema(to_arrow(handle)), wanted)
+        difference = compare_schemas(delta_schema(to_arrow(handle)), wanted)
         if not difference.widened:
             return handle, difference
-        widening_way = way(handle, self.work.table, self.work.keyed.widening)
+        widening_way = choose_widening_way(handle, self.work.table, self.work.keyed.widening)
         widened = to_delta(pa.schema(difference.widened))
         if widening_way is None:
-            return handle, narrow(to_arrow(handle), wanted, difference)
+            return handle, without_wider_columns(to_arrow(handle), wanted, difference)
         if widening_way == "feature":
-            widen(self.spark.newSession(), self.address, widened)
+            widen_columns(self.spark.newSession(), self.address, widened)
         elif self.work.keyed.engine == "spark":
             rewrite_by_spark(self.spark.newSession(), self.address, handle, widened, self.work.app_id)
         else:
-            rewrite(self.lake, self.work.table, handle, widened, self.work.app_id)
+            rewrite_table(self.lake, self.work.table, handle, widened, self.work.app_id)
         handle = self._open()
-        return handle, compare(delta_schema(to_arrow(handle)), wanted)
+        return handle, compare_schemas(delta_schema(to_arrow(handle)), wanted)
 
     def _open(self) -> deltalake.DeltaTable:
         handle = self.lake.open(self.work.table)
@@ -341,7 +341,7 @@ class TableMerge:
         The commit must have the columns of partitions, and those that generated columns are computed from.
         """
         table_columns = to_arrow(handle)
-        computed_columns = computed(handle.schema().to_json())
+        computed_columns = columns_filled_by_delta(handle.schema().to_json())
         needed = handle.metadata().partition_columns
         if computed_columns:
             needed = table_columns.names
@@ -428,14 +428,14 @@ class TableMerge:
         merger = DeltaTable.forPath(session, self.address).alias("t").merge(changes.alias("s"), report["condition"])
         for op in report["ops"]:
             if op in (UPDATE, PATCH, FLAG, CLOSE):
-                values = assignments(columns_set(op, names, keyed), quote_identifier)
+                values = sql_assignments(columns_set(op, names, keyed), quote_identifier)
                 merger = merger.whenMatchedUpdate(condition=f"s.{OP} = {op}", set=values)  # type: ignore[arg-type]
         if DELETE in report["ops"]:
             merger = merger.whenMatchedDelete(condition=f"s.{OP} = {DELETE}")
         if INSERT in report["ops"]:
             merger = merger.whenNotMatchedInsert(
                 condition=f"s.{OP} = {INSERT}",
-                values=assignments(names, quote_identifier),  # type: ignore[arg-type]
+                values=sql_assignments(names, quote_identifier),  # type: ignore[arg-type]
             )
         merger.execute()
 
@@ -513,7 +513,7 @@ def decision_task(decision: DecisionInput) -> Any:
 def answers(decision: DecisionInput, task_rows: pa.Table) -> Iterator[pa.Table]:
     """Return the changes, the deletions, the refused rows and a report, each as answers."""
     held = task_rows.column(HELD_VERSION)
-    rows = comparable(task_rows.filter(pc.is_null(held)).drop_columns([HELD_VERSION]), decision.keyed)
+    rows = with_comparable_order(task_rows.filter(pc.is_null(held)).drop_columns([HELD_VERSION]), decision.keyed)
     try:
         checked = check_rows(
             rows, decision.have, decision.table, decision.keyed, widens=decision.widens, feed=decision.feed
@@ -532,7 +532,7 @@ def answers(decision: DecisionInput, task_rows: pa.Table) -> Iterator[pa.Table]:
     report = {
         "applied": len(checked.rows),
         "refused": len(checked.refused),
-        **changes.counts,
+        **changes.row_counts,
         **_operations(decision, changes),
     }
     yield _answer(decision, REPORT, pa.table({REPORT_JSON: [json.dumps(report)]}))

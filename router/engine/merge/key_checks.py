@@ -37,7 +37,7 @@ def changed_keys(tables: TableCache, store: CheckpointStore, config: Config) -> 
     sinks = _sinks_by_table(store, config)
     names = sorted(sinks)
     for first in range(0, len(names), TABLES):  # as many as the cache has handles for
-        opened = tables.readable(names[first : first + TABLES])
+        opened = tables.open_readable_tables(names[first : first + TABLES])
         for name, table in opened.items():
             if table is None or isinstance(table, TableError):
                 continue

@@ -109,7 +109,7 @@ class Outboxes:
         self.merger.tables.clear()
         before = self.store.read_applied(manifest.batch) if targets else {}
         for work in manifest.commits:
-            if work.place in manifest.quarantined:
+            if work.note_key in manifest.quarantined:
                 continue
             target = targets.get(work.target)
             if target is not None:
@@ -160,7 +160,7 @@ class Outboxes:
         waiting = {key for key in self.sinks if not self._is_detached(key)} - applied.keys()
         unapplied = []
         for work in manifest.commits:
-            if work.table.startswith(OUTBOX) and work.target in waiting and work.place not in manifest.quarantined:
+            if work.table.startswith(OUTBOX) and work.target in waiting and work.note_key not in manifest.quarantined:
                 unapplied.append(work)
         return unapplied
 
@@ -347,7 +347,7 @@ def append_dead_letters(refused: DataFrame, events: DataFrame, batch: Batch, lak
     try:
         count = dead.count()
         if count:
-            once = TransactionId("sink_refusals", run, batch.route, batch.sink).transaction(batch.id)
+            once = TransactionId("sink_refusals", run, batch.route, batch.sink).to_transaction(batch.id)
             # Queries of other sinks append at the same time, and the first of all makes the table.
             append = partial(append_by_spark, dead, lake.spark_address(table), once)
             retry_on_conflict(append, CONFLICTS, _TRIES, _WAIT_SECONDS)

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from router.api.columns import quote_identifier
 from router.api.sinks import ApplyingSink, Batch
 from router.config.models import parse_interval
-from router.delta.constraints import NARROWER_MAP, unsupported
+from router.delta.constraints import NARROWER_MAP, features_against_appends
 from router.delta.maintenance import MaintenanceOptions, delete_older, shorten_log
 from router.engine.merge.backlog import BacklogStore
 from router.errors import TableError, first_line
@@ -114,7 +114,7 @@ class OutboxRetention:
         handle = self.lake.open(table)
         if handle is None:
             return 0
-        if unsupported(handle):
+        if features_against_appends(handle):
             return self._delete_by_spark(table, before, deletable)
         try:
             return delete_older(self.lake, table, before, handle.version(), deletable, is_read=bool(backlog))
@@ -131,7 +131,7 @@ class OutboxRetention:
         old = f"_timestamp < timestamp_micros({(before - EPOCH) // timedelta(microseconds=1)})"
         try:
             (metrics,) = session.sql(f"DELETE FROM {place} WHERE {old} AND {deletable}").collect()
-            session.sql(f"VACUUM {place} RETAIN {MaintenanceOptions().hours} HOURS").collect()
+            session.sql(f"VACUUM {place} RETAIN {MaintenanceOptions().retention_hours} HOURS").collect()
         except Exception as error:  # whatever Spark raises concerns this table only
             raise TableError(table, f"its old rows could not be deleted: {first_line(error)}") from error
         return int(metrics["num_affected_rows"])

@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 
 from router.api.sinks import LakeSink, MergingSink, Sink, TableSink
 from router.delta.commit import row_count
-from router.delta.constraints import unsupported
+from router.delta.constraints import features_against_appends
 from router.delta.keyed.row_versions import deletions_table
 from router.delta.keyed.upsert import merge_engine
 from router.delta.transaction_id import batch_id
@@ -191,7 +191,7 @@ def _writer(config: Config, writer: WritingSink, handle: DeltaTable | None) -> L
 
 def _left_to_spark(sink: Sink, handle: DeltaTable) -> str:
     """Return why delta-rs does not append what a sink stages; an empty text if it does."""
-    features = unsupported(handle)
+    features = features_against_appends(handle)
     if isinstance(sink, TableSink):
         # The sink stages files by the values of these columns, so delta-rs need not divide rows.
         features -= {"partitioning"}

@@ -18,9 +18,9 @@ from router.api.sinks import LakeSink, MergingSink, TableSink
 from router.config.models import names_of
 from router.delta.commit import to_arrow
 from router.delta.history import log_commits, log_versions
-from router.delta.schema_diff import compare, delta_schema
+from router.delta.schema_diff import compare_schemas, delta_schema
 from router.delta.table_cache import TABLES
-from router.delta.transaction_id import parse
+from router.delta.transaction_id import parse_transaction_id
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.lost_tables import tables_of_newest_batches
@@ -274,7 +274,7 @@ class LakeChanges:
         Such a sink is gone, or another kind of sink has its name.
         """
         own = f"{underscored(self.config.name)}__"
-        tables = [*self._lake.tables("outbox"), *self._lake.tables("quarantine")]
+        tables = [*self._lake.table_names("outbox"), *self._lake.table_names("quarantine")]
         current: set[str] = set()
         for route, name, sink in self.config.all_sinks():
             current.add(quarantine_of(self.config.name, route, name))
@@ -323,7 +323,7 @@ class LakeChanges:
         return int(paths[-1].rpartition("/")[2].removesuffix(".json"))
 
     def _last_in_ledger(self) -> int:
-        table = self.tables.open([self.config.ledger])[self.config.ledger]
+        table = self.tables.open_tables([self.config.ledger])[self.config.ledger]
         return ledger.last_batch(table, self.config.name, self.store.run)
 
     def _waiting(self, route: str, sink: str) -> WaitingRows:
@@ -403,7 +403,7 @@ class LakeChanges:
     def foreign_views(self) -> Iterator[Change]:
         """Yield the views whose table a view of another configuration makes."""
         for index, view in enumerate(self.config.views):
-            for written in filter(None, map(parse, self._last_ids(view.into))):
+            for written in filter(None, map(parse_transaction_id, self._last_ids(view.into))):
                 if written.kind == "view" and written.name != self.config.name:
                     what = f"{view.into} is the table of the view {written.view} of the configuration {written.name}"
                     yield Change("refused", ("views", index, "into"), what, "give `into` another name")
@@ -423,7 +423,7 @@ class LakeChanges:
 
     def _writer(self, table: str, app_id: str) -> set[str]:
         """Return the sink or view that a transaction id names as a writer of a table, if it is of this query."""
-        written = parse(app_id)
+        written = parse_transaction_id(app_id)
         if written is None or written.query_name != self.config.name or written.table != table:
             return set()
         if written.kind == "view":
@@ -456,7 +456,7 @@ class LakeChanges:
         for target in layout.targets:
             names = sorted(self._tables_of(target, named_by_rows=named_by_rows))
             for first in range(0, len(names), TABLES):
-                opened = self.tables.readable(names[first : first + TABLES])
+                opened = self.tables.open_readable_tables(names[first : first + TABLES])
                 for table, handle in opened.items():
                     if handle is not None and not isinstance(handle, TableError):
                         yield from self._type_changes(target, table, delta_schema(to_arrow(handle)))
@@ -479,12 +479,12 @@ class LakeChanges:
             return tables
         pattern = template_pattern(template)
         layer = template.partition(".")[0]
-        for name in self._lake.layers() if "{" in layer else [layer]:
-            tables |= {table for table in self._lake.tables(name) if pattern.fullmatch(table)}
+        for name in self._lake.layer_names() if "{" in layer else [layer]:
+            tables |= {table for table in self._lake.table_names(name) if pattern.fullmatch(table)}
         return tables - self.config.fixed_tables()
 
     def _type_changes(self, target: Target, table: str, columns: pa.Schema) -> Iterator[Change]:
-        difference = compare(columns, target.schema)
+        difference = compare_schemas(columns, target.schema)
         place = self._places[target.key]
         for conflict in difference.conflicts.values():
             sentence = f"{table}: {conflict}: a row whose value cannot become that is a dead letter"

@@ -32,10 +32,10 @@ from router.api.sinks import MergingSink
 from router.delta.commit import TableCommit, is_committed, to_arrow, to_arrow_schema, to_delta
 from router.delta.lake import is_damaged
 from router.delta.replace_by_spark import staged_rows
-from router.delta.schema_diff import SchemaDiff, compare, delta_schema
+from router.delta.schema_diff import SchemaDiff, compare_schemas, delta_schema
 from router.delta.table_cache import SparkTable, TableCache
 from router.delta.transaction_id import ReleaseKind, TransactionId, moved_rows_id
-from router.delta.widening import rewrite, way
+from router.delta.widening import choose_widening_way, rewrite_table
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.commit.violations import CONSTRAINT_CAUSE, Conditions
 from router.engine.json_rows import ROW, as_json
@@ -333,7 +333,7 @@ class Quarantine:
     def has_rows_of(self, work: TableCommit) -> bool:
         """Return whether the rows of a commit that failed are in the quarantine."""
         quarantine = self._quarantine_of(work)
-        table = TableCache(self.lake).open([quarantine])[quarantine]
+        table = TableCache(self.lake).open_tables([quarantine])[quarantine]
         return table is not None and is_committed(table, replace(work, app_id=moved_rows_id(work.app_id)))
 
     def take_rows(self, work: TableCommit, manifest: Manifest) -> None:
@@ -356,7 +356,7 @@ class Quarantine:
             TABLE: work.table,
             QUERY: self.query,
             BATCH_ID: work.version,
-            CAUSE: manifest.quarantined[work.place],
+            CAUSE: manifest.quarantined[work.note_key],
         }
         kinds = to_spark_columns(pa.schema(list(QUARANTINE_COLUMNS.items())))
         own_columns = [F.lit(values[kind.name]).cast(kind.dataType).alias(kind.name) for kind in kinds]
@@ -367,7 +367,7 @@ class Quarantine:
             rows = rows.select(*own_columns, "*")
         self.committers.append_rows(session, moved, manifest.commit_notes(self.query), rows)
         # A log that cannot be read may refer to the files, and be restored from a copy later.
-        if not isinstance(TableCache(self.lake).readable([work.table])[work.table], TableError):
+        if not isinstance(TableCache(self.lake).open_readable_tables([work.table])[work.table], TableError):
             self.lake.delete(*(file.path for file in work.files))
 
     def _in_types_of_quarantine(self, rows: DataFrame, moved: TableCommit) -> tuple[DataFrame, TableCommit]:
@@ -375,10 +375,10 @@ class Quarantine:
 
         A quarantine has rows of many tables: some types are wider than those of this one, others narrower.
         """
-        handle: Any = TableCache(self.lake).open([moved.table])[moved.table]
+        handle: Any = TableCache(self.lake).open_tables([moved.table])[moved.table]
         if handle is None:
             return rows, moved
-        change = compare(delta_schema(to_arrow(handle)), delta_schema(to_arrow_schema(moved.columns)))
+        change = compare_schemas(delta_schema(to_arrow(handle)), delta_schema(to_arrow_schema(moved.columns)))
         if change.cast:
             kinds = to_spark_columns(pa.schema(list(change.cast.items())), ntz=True)
             casts = {kind.name: F.col(quote_identifier(kind.name)).cast(kind.dataType) for kind in kinds}
@@ -386,9 +386,9 @@ class Quarantine:
         if not change.widened:
             return rows, moved
         widened = to_delta(pa.schema(list(change.widened)))
-        if isinstance(handle, SparkTable) or way(handle, moved.table, "feature") == "feature":
+        if isinstance(handle, SparkTable) or choose_widening_way(handle, moved.table, "feature") == "feature":
             return rows, replace(moved, widened=widened)  # the append widens them in place
-        rewrite(self.lake, moved.table, handle, widened, moved.app_id)
+        rewrite_table(self.lake, moved.table, handle, widened, moved.app_id)
         return rows, moved
 
     def total_bytes(self, staged: Iterable[StagedFile]) -> int:
@@ -397,7 +397,7 @@ class Quarantine:
         if not size:
             return 0
         tables = {quarantine_of(self.config.name, route, name) for route, name, _ in self.config.all_sinks()}
-        for handle in TableCache(self.lake).open(tables).values():
+        for handle in TableCache(self.lake).open_tables(tables).values():
             if handle is not None:
                 size += pc.sum(_read_add_actions(handle).column("size_bytes")).as_py() or 0
         return size
@@ -453,7 +453,7 @@ def quarantined_in(
     if CAUSE not in schema.names:
         schema = schema.append(pa.field(CAUSE, pa.string()))
     batches, files = _waiting_batches(lake, _quarantine_files(handle, quarantine), table)
-    targets = TableCache(lake).readable({name for name, _ in batches})
+    targets = TableCache(lake).open_readable_tables({name for name, _ in batches})
     waiting: dict[_Key, _WaitingRows] = {}
     for (name, kind), batches_of_query in sorted(batches.items()):
         target = targets[name]
@@ -521,7 +521,7 @@ class _WaitingRows:
         if self.target is None:
             change = SchemaDiff(added=tuple(columns))
         else:
-            change = compare(delta_schema(to_arrow(self.target)), columns)
+            change = compare_schemas(delta_schema(to_arrow(self.target)), columns)
         return Quarantined(
             place=self.place,
             quarantine=quarantine,
@@ -657,6 +657,6 @@ def allowed_types(table: pa.Schema | None, pending: PendingRelease) -> dict[str,
     """Return the columns and types that a table may have after an approval."""
     columns = [*delta_schema(to_arrow_schema(pending.columns))]
     if table is not None:
-        change = compare(table, pa.schema(columns))
+        change = compare_schemas(table, pa.schema(columns))
         columns = [*table, *change.added, *change.widened]
     return {column.name: column.type for column in columns}

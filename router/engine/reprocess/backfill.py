@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 from router.api.sinks import LakeSink, Sink
 from router.delta.commit import to_arrow
 from router.delta.dataset import dataset_of
-from router.delta.log_tail import newest
+from router.delta.log_tail import delta_rs_table
 from router.delta.parquet_writer import staged_again
 from router.delta.schema_diff import delta_type
 from router.delta.table_cache import SparkTable
@@ -84,25 +84,25 @@ class BackfillDestination(Destination):
         # All tables are looked at before a file of one of them is rewritten.
         columns_by_place: dict[str, tuple[str, ...]] = {}
         for commit in decision.commits:
-            table = self.tables.readable([commit.table])[commit.table]
+            table = self.tables.open_readable_tables([commit.table])[commit.table]
             if table is None or commit.table.startswith(OUTBOX):
                 continue
             names = None if isinstance(table, SparkTable) else _coordinate_columns(to_arrow(table), commit)
             if names is None:
                 self._refuse_written_range(commit, spans)
             else:
-                columns_by_place[commit.place] = names
+                columns_by_place[commit.note_key] = names
         commits = []
         for commit in decision.commits:
-            if commit.place in columns_by_place:
-                commits.append(self._without_stored(commit, columns_by_place[commit.place], spans))
+            if commit.note_key in columns_by_place:
+                commits.append(self._without_stored(commit, columns_by_place[commit.note_key], spans))
             else:
                 commits.append(commit)
         return tuple(commit for commit in commits if commit.files)
 
     def _without_stored(self, commit: TableCommit, names: tuple[str, ...], spans: Spans) -> TableCommit:
         """Return a commit without rows of records that have rows in the table."""
-        table = newest(self.tables.readable([commit.table])[commit.table])
+        table = delta_rs_table(self.tables.open_readable_tables([commit.table])[commit.table])
         more = DEAD_LETTER_COLUMNS if commit.target == "/dead_letters" else ()
         stored = stored_records_of(table, names, more, spans)
         files: list[StagedFile] = []

@@ -132,9 +132,9 @@ class _FixedTables:
     tables: Any
     known: dict[str, Any] = field(default_factory=dict)
 
-    def readable(self, names: Iterable[str]) -> dict[str, Any]:
+    def open_readable_tables(self, names: Iterable[str]) -> dict[str, Any]:
         wanted = sorted(names)
-        self.known |= self.tables.readable([name for name in wanted if name not in self.known])
+        self.known |= self.tables.open_readable_tables([name for name in wanted if name not in self.known])
         return {name: self.known[name] for name in wanted}
 
     def __getattr__(self, name: str) -> Any:

@@ -248,7 +248,7 @@ def only_existing(context: ReprocessContext, staging_lake: Lake) -> ReprocessCon
 
 def _existing(place: Lake, empty: Lake) -> Lake:
     """Return a place, or an empty one if its folder is missing: reading would make it."""
-    return empty if place.local and not Path(place.root).exists() else place
+    return empty if place.is_local and not Path(place.root).exists() else place
 
 
 @contextmanager

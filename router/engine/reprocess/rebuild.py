@@ -62,7 +62,7 @@ class TableSource:
 
     open: Callable[[str], Any]
 
-    def readable(self, tables: Iterable[str]) -> dict[str, Any]:
+    def open_readable_tables(self, tables: Iterable[str]) -> dict[str, Any]:
         """Return tables by name; None for one that does not exist."""
         return {name: self.open(name) for name in sorted(tables)}
 

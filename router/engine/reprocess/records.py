@@ -200,7 +200,7 @@ def bronze_tables(lake: Lake, config: Config) -> list[str]:
     bronze = config.bronze_tables()
     if not bronze:
         return []
-    return [table for table in lake.tables(bronze.layer) if table in bronze]
+    return [table for table in lake.table_names(bronze.layer) if table in bronze]
 
 
 def delta_rows(spark: SparkSession, lake: Lake, table: str, version: int) -> DataFrame:

@@ -34,13 +34,13 @@ from router.api.decoding import keep_archives
 from router.api.sinks import Applied, TableSink
 from router.delta.casting import cast_down, cast_to, has_value, type_within
 from router.delta.commit import TableCommit, to_arrow, to_delta
-from router.delta.constraints import constraints
-from router.delta.parquet_writer import Staging, attempt
-from router.delta.schema_diff import SchemaDiff, common_type, compare, delta_schema, limited_to
+from router.delta.constraints import row_constraints
+from router.delta.parquet_writer import Staging, attempt_name
+from router.delta.schema_diff import SchemaDiff, common_type, compare_schemas, delta_schema, limited_to
 from router.delta.staged_files import StagedFile
 from router.delta.table_cache import TableCache
 from router.delta.transaction_id import TransactionId
-from router.delta.widening import way
+from router.delta.widening import choose_widening_way
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.lost_tables import CommittedBatches, accept_lost
@@ -211,7 +211,7 @@ class Release:
         """Raise while a blocked table cannot be read, or lacks batches, unless a person has forced the release."""
         table = note.place.table
         checkpoint = self.store.checkpoint
-        handle = TableCache(self.lake).open([table])[table]
+        handle = TableCache(self.lake).open_tables([table])[table]
         store = CheckpointStore(checkpoint, self.store.run or Checkpoint.read(checkpoint).run or "")
         committed = CommittedBatches.from_manifests(store, self.config, sys.maxsize)
         lost = committed.find_lost_tables({table: handle})
@@ -331,9 +331,9 @@ class _ReleasedRows:
         handle = None
         demanded: Conditions = {}
         if not pending.discard:
-            handle = TableCache(lake).open([place.table])[place.table]
+            handle = TableCache(lake).open_tables([place.table])[place.table]
         if handle is not None:
-            demanded = constraints(handle.schema().to_json(), handle.metadata().configuration)
+            demanded = row_constraints(handle.schema().to_json(), handle.metadata().configuration)
         # Rows that are counted as refused must be refused, though the table's constraints may have changed since.
         if query in pending.decided:
             demanded = pending.demanded.get(query, demanded)
@@ -446,14 +446,14 @@ class _ReleasedRows:
             table=place.table,
             batch=last,
         )
-        files = tuple(StagedFile.of(report) for report in self._run(task, self._table_columns(rows)))
+        files = tuple(StagedFile.from_dict(report) for report in self._run(task, self._table_columns(rows)))
 
         # The files lack columns without a value: the table need not gain these.
         valued = set().union(*(file.columns for file in files))
         written = pa.schema([(name, kind) for name, kind in self.stored_types.items() if name in valued])
         change = SchemaDiff()
         if self.handle is not None:
-            change = compare(delta_schema(to_arrow(self.handle)), written)
+            change = compare_schemas(delta_schema(to_arrow(self.handle)), written)
         work = TableCommit(
             target=f"{place.route}/{place.sink}",
             table=place.table,
@@ -607,7 +607,7 @@ def _allowed_types(
         return {column.name: column.type for column in table_schema}, evolution == "freeze"
     types = allowed_types(table_schema, pending)
     # A table that cannot become wider may still gain columns and nested fields.
-    if way(handle, place.table, widening) is None:
+    if choose_widening_way(handle, place.table, widening) is None:
         for column in table_schema:
             types[column.name] = type_within(column.type, types[column.name], new_fields=True)
     return types, False
@@ -663,10 +663,10 @@ def _stage_task(
 
     def stage(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         keep_archives()
-        writer = staging.writer(batch, f"released-{attempt()}")
+        writer = staging.open_writer(batch, f"released-{attempt_name()}")
         for rows in batches:
             for part in _cast_rows(rows, target_types, schema).to_batches():
-                writer.hold(target, table, part, seen=True)
+                writer.hold_rows(target, table, part, seen=True)
             writer.flush()
         reports = [json.dumps(asdict(file)) for file in writer.close()]
         yield pa.RecordBatch.from_arrays([pa.array(reports, pa.string())], names=["report"])

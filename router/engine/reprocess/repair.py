@@ -26,7 +26,7 @@ from deltalake.exceptions import DeltaError
 
 from router.api.sinks import MergingSink, TableSink
 from router.delta.commit import ACCEPT_LOST, row_count
-from router.delta.constraints import unmergeable, unsupported
+from router.delta.constraints import features_against_appends, features_against_merges
 from router.delta.history import log_commits, log_versions
 from router.engine.audit.verify import RecordedCounts
 from router.engine.preflight.explain import fixed_table
@@ -206,8 +206,10 @@ class Repair(RepairTarget):
         todo = "rebuild it without --full, or drop it first"
         if checks:
             raise TableError(self.table, f"it has constraints on its columns: {todo}")
-        merged_by_spark = self.merging() is not None and (self.committers.only_spark or bool(unmergeable(handle)))
-        if unsupported(handle) - {"partitioning"} or merged_by_spark:
+        merged_by_spark = self.merging() is not None and (
+            self.committers.only_spark or bool(features_against_merges(handle))
+        )
+        if features_against_appends(handle) - {"partitioning"} or merged_by_spark:
             raise TableError(self.table, f"Delta on Spark writes it: {todo}")
 
     def _refuse_unknown_rows(self, handle: DeltaTable, rebuilt: RebuiltRows) -> None:

@@ -28,14 +28,14 @@ from router.api.sinks import TableSink
 from router.api.table_options import PLAIN_TABLE
 from router.delta.casting import cast_to
 from router.delta.commit import ACCEPT_LOST, to_arrow, to_arrow_schema, to_delta
-from router.delta.constraints import unsupported
+from router.delta.constraints import features_against_appends
 from router.delta.parquet_writer import staged_again
 from router.delta.replace import add_columns, create_with_files, made_by_spark, replace_content
-from router.delta.replace_by_spark import finish, replace_by_spark, staged_rows, widen
-from router.delta.schema_diff import compare, delta_schema
+from router.delta.replace_by_spark import finish_new_table, replace_by_spark, staged_rows, widen_columns
+from router.delta.schema_diff import compare_schemas, delta_schema
 from router.delta.staged_files import StagedFile, staged_file
 from router.delta.transaction_id import TransactionId, batch_id
-from router.delta.widening import way, wider_schema
+from router.delta.widening import choose_widening_way, wider_schema
 from router.engine import ledger
 from router.engine.commit.committers import only_spark_appends
 from router.engine.reprocess.repair_target import NEEDS_SPARK, REPAIR_TRIES, RepairTarget
@@ -118,11 +118,11 @@ class ContentReplacement:
         if self.target.full and rebuilt.commits and [*self._partition_columns(rebuilt)] != partition_columns:
             return True
         for commit in rebuilt.commits:
-            if commit.widened and way(handle, self.table, commit.widening) != "rewrite":
+            if commit.widened and choose_widening_way(handle, self.table, commit.widening) != "rewrite":
                 return True
             if only_spark_appends(handle, commit):
                 return True
-        return bool(unsupported(handle))
+        return bool(features_against_appends(handle))
 
     def _partition_columns(self, rebuilt: RebuiltRows) -> tuple[str, ...]:
         """Return the columns by which today's sinks divide the table. Raises TableError if they do not agree."""
@@ -153,7 +153,7 @@ class ContentReplacement:
             exclusive=True,
         )
         if made_by_spark(options):
-            finish(self.target.spark.newSession(), self.lake.spark_address(self.table), options)
+            finish_new_table(self.target.spark.newSession(), self.lake.spark_address(self.table), options)
 
     def _last_released(self, query: str, batch: int) -> int:
         """Return up to which batch the quarantined rows of a query are in the rebuilt table."""
@@ -191,7 +191,7 @@ class ContentReplacement:
         """
         widened: list[str] = []
         for commit in rebuilt.commits:
-            change = compare(delta_schema(to_arrow(handle)), to_arrow_schema(commit.columns))
+            change = compare_schemas(delta_schema(to_arrow(handle)), to_arrow_schema(commit.columns))
             # The rows were staged for the columns that the table had when it was looked at.
             if change.cast or change.conflicts or (change.widened and not commit.widened):
                 raise TableError(self.table, "its columns have changed while it was rebuilt; rebuild it again")
@@ -364,10 +364,10 @@ class SparkOverwrite:
             return None
         stored = schema = handle.schema().to_json()
         for columns, widening in widened:
-            if way(handle, self.target.table, widening) == "rewrite":
+            if choose_widening_way(handle, self.target.table, widening) == "rewrite":
                 schema = wider_schema(schema, columns, new_fields=False)
             else:
-                widen(session, self.target.lake.spark_address(self.target.table), columns)
+                widen_columns(session, self.target.lake.spark_address(self.target.table), columns)
         return None if schema == stored else schema
 
     def run(
@@ -382,9 +382,9 @@ class SparkOverwrite:
         lake = self.target.lake
         table = self.target.table
         if self.key is not None:
-            once = batch_id(self.target.query, self.key, table).transaction(self.batch)
+            once = batch_id(self.target.query, self.key, table).to_transaction(self.batch)
         else:
-            once = TransactionId("spark_repair", self.target.query).transaction(int(time.time()))
+            once = TransactionId("spark_repair", self.target.query).to_transaction(int(time.time()))
         # A table that is rewritten with another schema keeps its partitions only if they are named.
         handle = lake.open(table) if schema is not None else None
         if handle is not None:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from pyarrow import fs
 
 from router.api.sinks import MergingSink
-from router.delta.constraints import unmergeable
+from router.delta.constraints import features_against_merges
 from router.delta.history import REPAIRED, LogCommit, log_commits, log_folder, log_versions
-from router.delta.transaction_id import TransactionId, batch_id, parse
+from router.delta.transaction_id import TransactionId, batch_id, parse_transaction_id
 from router.engine.audit.verify import RecordedCounts, committed_rows, describe_commits, is_own_commit
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.committers import Committers
@@ -180,9 +180,9 @@ class RepairTarget:
                 if REPAIRED in commit.notes:
                     others.clear()
                     released.clear()
-                elif commit.changes and not is_own_commit(self.config.name, commit):
+                elif commit.changes_rows and not is_own_commit(self.config.name, commit):
                     others.append(commit)
-                elif commit.changes and _releases_held_rows(commit):
+                elif commit.changes_rows and _releases_held_rows(commit):
                     released.append(commit)
         except TableError:
             pass  # what is behind a damaged commit is not known
@@ -223,7 +223,7 @@ class RepairTarget:
             if manifest is None:
                 continue
             for commit in manifest.commits:
-                if commit.table == self.table and commit.place not in manifest.quarantined:
+                if commit.table == self.table and commit.note_key not in manifest.quarantined:
                     return True
         return False
 
@@ -249,7 +249,7 @@ class RepairTarget:
 
     def only_spark_replaces(self, handle: DeltaTable | None) -> bool:
         """Return whether only Delta on Spark may replace the content of a table with one row per key."""
-        return self.committers.only_spark or (handle is not None and bool(unmergeable(handle)))
+        return self.committers.only_spark or (handle is not None and bool(features_against_merges(handle)))
 
     def find_damaged_files(self) -> None:
         """Note the files in a damaged table's folder that no batch after N has staged."""
@@ -269,7 +269,7 @@ class RepairTarget:
         files = self.lake.files
         place = f"{REPLACED}/{self.table}-{datetime.now(timezone.utc):%Y%m%dT%H%M%S%fZ}"
         # On a disk the log moves at once: a table with half a log is another table.
-        if self.lake.local and not self.lake.located(self.table):
+        if self.lake.is_local and not self.lake.table_location(self.table):
             files.create_dir(place, recursive=True)
             files.move(log_folder(self.table), f"{place}/_delta_log")
         for path in self.damaged_files:
@@ -283,5 +283,5 @@ class RepairTarget:
 
 def _releases_held_rows(commit: LogCommit) -> bool:
     """Return whether a commit released rows by a person's word though an expectation does not hold for them."""
-    ids = [parse(app_id) for app_id in commit.transactions]
+    ids = [parse_transaction_id(app_id) for app_id in commit.transactions]
     return any(transaction_id is not None and transaction_id.kind == "held" for transaction_id in ids)

@@ -20,8 +20,8 @@ from router.delta.commit import row_count, to_arrow, to_delta
 from router.delta.keyed.key_property import own_properties
 from router.delta.keyed.row_versions import deletions_table
 from router.delta.replace import add_columns, made_by_spark
-from router.delta.replace_by_spark import create_by_spark, finish, set_property_by_spark
-from router.delta.schema_diff import compare, delta_schema
+from router.delta.replace_by_spark import create_by_spark, finish_new_table, set_property_by_spark
+from router.delta.schema_diff import compare_schemas, delta_schema
 from router.engine.reprocess.rebuild import TableSource
 from router.engine.reprocess.repair_content import SparkOverwrite
 from router.engine.reprocess.repair_target import REPAIR_TRIES, Repaired
@@ -152,7 +152,7 @@ class UpsertReplacement:
         self.target.refuse_changes_of_others()
         if self.target.full:
             return handle
-        change = compare(delta_schema(to_arrow(handle)), delta_schema(to_arrow(rebuild.open())))
+        change = compare_schemas(delta_schema(to_arrow(handle)), delta_schema(to_arrow(rebuild.open())))
         if change.cast or change.conflicts:
             raise TableError(self.table, "its columns have changed while it was rebuilt; rebuild it again")
         if change.added and not self.target.only_spark_replaces(handle):
@@ -162,11 +162,11 @@ class UpsertReplacement:
     def _replace(self, rebuild: UpsertRebuild, until: int, handle: DeltaTable | None) -> None:
         """Put merged rows in place of the content of a table as it is at this version, or make the table of them."""
         now = int(time.time())
-        rebuild.remember_deletions(self.target.repair_id.transaction(now))
+        rebuild.remember_deletions(self.target.repair_id.to_transaction(now))
         ids = {str(self.target.repair_id): now, self.target.app_id(self.key): until}
         rebuild.replace(handle, ids, self.target.notes({self.key: until}), full=self.target.full)
         if handle is None and made_by_spark(self.keyed.new_table):
-            finish(self.target.spark.newSession(), self.lake.spark_address(self.table), self.keyed.new_table)
+            finish_new_table(self.target.spark.newSession(), self.lake.spark_address(self.table), self.keyed.new_table)
 
     def _replace_by_spark(self, rebuild: UpsertRebuild, until: int, handle: DeltaTable | None) -> None:
         """Overwrite the table through Delta on Spark while no stream runs."""
@@ -180,10 +180,10 @@ class UpsertReplacement:
                 session, self.table, address, merged_columns, options=self.keyed.new_table, properties=properties
             )
         # Only now: deletions lie below the table's folder, and Spark makes no table in a folder with files.
-        rebuild.remember_deletions(target.repair_id.transaction(int(time.time())))
+        rebuild.remember_deletions(target.repair_id.to_transaction(int(time.time())))
         widened: list[tuple[str, Widening]] = []
         if handle is not None:
-            change = compare(delta_schema(to_arrow(handle)), delta_schema(merged_columns))
+            change = compare_schemas(delta_schema(to_arrow(handle)), delta_schema(merged_columns))
             if change.widened:
                 widened.append((to_delta(pa.schema(list(change.widened))), self.keyed.widening))
         is_behind = target.is_behind(self.key, until, handle)

@@ -34,7 +34,7 @@ from router.delta.replace import (
 from router.delta.replace_by_spark import staged_rows
 from router.delta.schema_diff import delta_schema
 from router.delta.transaction_id import GUARD, STAGED_MERGES
-from router.delta.widening import copied_rows, in_partition, way, wider_schema
+from router.delta.widening import choose_widening_way, copied_rows, in_partition, wider_schema
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, merge_table
 from router.engine.merge.delta_spark import SparkMerger
 from router.errors import TableError
@@ -119,7 +119,7 @@ class UpsertRebuild:
         for name, kind in POSITION.items():
             if name not in columns.names:  # a table of an older version lacks some
                 columns = columns.append(pa.field(name, kind))
-        may_widen = way(repaired, self.table, self.keyed.widening) is not None
+        may_widen = choose_widening_way(repaired, self.table, self.keyed.widening) is not None
         created = create_table(
             self.lake,
             self.name,

@@ -132,7 +132,7 @@ class RecordNumbers:
         return last
 
     def _last_by_spark(self, spark: SparkSession, batch: int) -> int:
-        rows = SparkTables(spark, self.lake).rows(self.ledger)
+        rows = SparkTables(spark, self.lake).read_rows(self.ledger)
         if rows is None:
             return -1
         is_later = (F.col("run") == self.run) & (F.col("batch_id") >= batch)

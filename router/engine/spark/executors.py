@@ -103,7 +103,7 @@ class ExecutorCheck:
         if self.lake is None:
             return
         # A missing folder is not read: that would create it.
-        is_missing = self.lake.local and not Path(self.lake.root).is_dir()
+        is_missing = self.lake.is_local and not Path(self.lake.root).is_dir()
         if is_missing or self.lake.read(self.mark) != self.token.encode():
             yield (
                 f"{self.lake.root} is not the driver's lake there, but another folder or none. Give `lake` a place "

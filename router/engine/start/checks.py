@@ -99,7 +99,7 @@ def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: 
     A checkpoint ahead of its lake would continue after records that are nowhere any more; one that is behind would take
     new records for a batch that the tables have; a lake without its checkpoint would get everything again.
     """
-    table = TableCache(lake).open([ledger])[ledger]
+    table = TableCache(lake).open_tables([ledger])[ledger]
     if table is not None:
         missing = sorted(set(LEDGER.names) - OPTIONAL_COLUMNS - set(to_arrow(table).names))
         if missing:
@@ -340,7 +340,7 @@ def reach(spark: SparkSession, place: Lake, *, needed_for: Sequence[str] = (), w
             prefix = f"fs.s3a.bucket.{location.bucket}."
             settings = {name.replace("fs.s3a.", prefix): value for name, value in settings.items()}
         set_hadoop(spark, settings)
-    if place.local:
+    if place.is_local:
         return
     set_hadoop(spark, storage.hadoop_settings(place.root, place.options))
     if not needed_for:

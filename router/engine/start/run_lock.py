@@ -66,7 +66,7 @@ def is_run_active(checkpoint: Lake) -> bool:
     A start is not refused meanwhile: on a disk the lock is shared for an instant with others that ask, and a start
     tries again; in an object store only the stamp of the file is read.
     """
-    if not checkpoint.local:
+    if not checkpoint.is_local:
         stamp = checkpoint.store.read_stamp(RUN_LOCK)
         if stamp is None:
             return False
@@ -96,7 +96,7 @@ def locked(
 
     `lost` and `holder` are those of `alone`. On a disk it is tried again for `patience` seconds.
     """
-    if checkpoint.local:
+    if checkpoint.is_local:
         lock = _flocked(checkpoint, file, refusal, holder, patience)
     else:
         lock = _leased(checkpoint, file, refusal, lost, holder)

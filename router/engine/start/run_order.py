@@ -53,7 +53,7 @@ def _runs(lake: Lake, ledger: str, by_spark: SparkSession | None) -> set[str]:
 
 
 def _runs_by_spark(spark: SparkSession, lake: Lake, ledger: str) -> set[str]:
-    rows = SparkTables(spark, lake).rows(ledger)
+    rows = SparkTables(spark, lake).read_rows(ledger)
     if rows is None:
         return set()
     runs = rows.filter(F.col("run").isNotNull()).select("run").distinct()

@@ -240,7 +240,7 @@ class StatusBoard(logging.Handler):
             batch, commit_ended = self._commit_ended
             committed = commit_ended if batch == manifest.batch else now
             for work in manifest.commits:
-                if work.place in manifest.quarantined:
+                if work.note_key in manifest.quarantined:
                     continue
                 self._note_files(work, now)
                 status = self._table(work.table)
@@ -391,8 +391,8 @@ class StatusBoard(logging.Handler):
         if staged.batch != manifest.batch:
             return
         for work in manifest.commits:
-            ages = staged.by_place.get(work.place)
-            if ages is None or not ages.newest or work.place in manifest.quarantined:
+            ages = staged.by_place.get(work.note_key)
+            if ages is None or not ages.newest or work.note_key in manifest.quarantined:
                 continue
             in_table = ages.committed_later(committed - staged.began)
             self._ages += in_table

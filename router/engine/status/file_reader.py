@@ -120,7 +120,7 @@ class StatusFileReader(BackgroundThread):
         places: dict[str, tuple[str, str]] = {}
         for route, sink, _ in self.config.all_sinks():
             places[quarantine_of(self.config.name, route, sink)] = (route, sink)
-        for table, handle in self._tables.readable(places).items():
+        for table, handle in self._tables.open_readable_tables(places).items():
             if handle is None or isinstance(handle, TableError):
                 self._quarantines.pop(table, None)
                 continue

@@ -247,7 +247,7 @@ class Refresher:
 
     def _still_unreadable(self, note: Note) -> tuple[str, ...]:
         """Return the accepted sources that still cannot be read; for the others acceptance has been used up."""
-        readable = self.tables.cache.readable(note.accepted)
+        readable = self.tables.cache.open_readable_tables(note.accepted)
         return tuple(name for name in note.accepted if isinstance(readable[name], TableError))
 
     def _untouched(self, note: Note, targets: Mapping[str, Snapshot]) -> set[str]:
@@ -473,13 +473,13 @@ class _Commits:
                 options=NewTable(properties={FEED: "true"} if self.view.changes else {}, comment=self.view.comment),
             )
         else:
-            replace_content(existing.table.newest(), staged.files, ids=ids, notes=self.notes, schema=schema)
+            replace_content(existing.table.newest_table(), staged.files, ids=ids, notes=self.notes, schema=schema)
         version_before = -1 if existing is None else existing.version
         return self._target(name, staged, version_before)
 
     def _commit_by_spark(self, name: str, staged: StagedTable, schema: str) -> None:
         lake = self.tables.lake
-        transaction = self._id(name).transaction(self.number)
+        transaction = self._id(name).to_transaction(self.number)
         commit = TableCommit("", name, transaction.app_id, transaction.version, tuple(staged.files), schema)
         rows = staged_rows(self.spark.newSession(), lake, commit)
         replace_by_spark(rows, lake.spark_address(name), transaction, self.notes, new_schema=True)
@@ -494,7 +494,7 @@ class _Commits:
             app_id = str(self._id(name))
             commits = list(log_commits(self.tables.lake, name, range(version_before + 1, version + 1)))
             version = next(commit.version for commit in commits if commit.transactions.get(app_id) == self.number)
-            if any(commit.changes for commit in commits if commit.version != version):
+            if any(commit.changes_rows for commit in commits if commit.version != version):
                 version = -1
         return ViewTarget(
             version=version,

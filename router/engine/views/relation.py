@@ -90,7 +90,7 @@ class Relations:
     executors: Executors = field(default_factory=Executors)
 
     def __post_init__(self) -> None:
-        settings = LISTING_ON_DISK if self.lake.local else LISTING_IN_BUCKET
+        settings = LISTING_ON_DISK if self.lake.is_local else LISTING_IN_BUCKET
         for name, value in settings.items():
             self.session.conf.set(name, value)
 
@@ -190,7 +190,7 @@ def _reading_task(
         gathered: list[pa.Table] = []
         size = 0
         # Many reads at once pay off only if the storage is slow to answer.
-        with ThreadPoolExecutor(1 if lake.local else THREADS) as pool:
+        with ThreadPoolExecutor(1 if lake.is_local else THREADS) as pool:
             for rows in pool.map(read, share):
                 gathered.append(rows)
                 size += len(rows)

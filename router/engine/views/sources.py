@@ -67,7 +67,7 @@ class Snapshot:
     @cached_property
     def _pinned(self) -> Any:
         """Return delta-rs's own table, at the version that counts from now on."""
-        return self.table if isinstance(self.table, SparkTable) else self.table.newest()
+        return self.table if isinstance(self.table, SparkTable) else self.table.newest_table()
 
     def pin(self) -> None:
         """Fix the version to the newest that delta-rs has now; that takes milliseconds."""
@@ -384,7 +384,7 @@ class ViewTables:
         Raises ViewError if another one cannot be read.
         """
         snapshots: dict[str, Snapshot] = {}
-        for name, table in self.cache.readable(names).items():
+        for name, table in self.cache.open_readable_tables(names).items():
             if isinstance(table, TableError):
                 if name in accepted:
                     continue
@@ -402,10 +402,10 @@ class ViewTables:
         is_source = self.is_source(view)
         patterns = [*self._named(view), *view.source.tables]
         names = []
-        for layer in self.lake.layers():
+        for layer in self.lake.layer_names():
             # Listing a layer takes long if it has many tables.
             if any(_is_in_layer(layer, pattern) for pattern in patterns):
-                names += [table for table in self.lake.tables(layer) if is_source(table)]
+                names += [table for table in self.lake.table_names(layer) if is_source(table)]
         return sorted(names)
 
     def is_source(self, view: View) -> Callable[[str], bool]:

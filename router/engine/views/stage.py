@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from router.api.columns import quote_identifier
-from router.delta.parquet_writer import attempt
+from router.delta.parquet_writer import attempt_name
 from router.delta.staged_files import StagedFile
 from router.delta.unreadable_values import unreadable_in
 from router.engine.land.task import GATHERED, gather_batches
@@ -67,7 +67,7 @@ class StagedTable:
     def add_report(self, report: dict[str, Any]) -> None:
         """Add what a task has reported of the table: a file, or its counts."""
         if "path" in report:
-            self.files.append(StagedFile.of(report))
+            self.files.append(StagedFile.from_dict(report))
             return
         self.add_rows(report["rows"], report["hash"])
         self.violated.update(report["violated"])
@@ -121,7 +121,7 @@ def _staging_task(staging: Staging, columns: list[str], target: str, number: int
     """Return the function of one task, for mapInArrow: it stages rows by table, and reports files and counts."""
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        writer = staging.writer(number, attempt())
+        writer = staging.open_writer(number, attempt_name())
         tables: dict[str, StagedTable] = defaultdict(StagedTable)
         try:
             for batch in gather_batches(batches, min(GATHERED, staging.buffer_bytes // 2)):
@@ -131,7 +131,7 @@ def _staging_task(staging: Staging, columns: list[str], target: str, number: int
                     if not tables[table].refused:
                         tables[table].refused = next((values.reason for values in unreadable_in(rows)), "")
                     if table:
-                        writer.hold(target, table, rows)
+                        writer.hold_rows(target, table, rows)
                 writer.flush()
             files = writer.close()
         except BaseException:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from router.delta.history import REPAIRED, LogCheckpoint, last_checkpoint, log_commits
 from router.delta.table_cache import SparkTable
-from router.delta.transaction_id import RELEASES, parse
+from router.delta.transaction_id import RELEASES, parse_transaction_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -61,7 +61,7 @@ def _writers_of(query: str, table: str, ids: Iterable[str], notes: Mapping[str, 
     """
     writers: set[str] = set()
     for app_id in ids:
-        transaction_id = parse(app_id)
+        transaction_id = parse_transaction_id(app_id)
         if transaction_id is None or transaction_id.query_name != query:
             continue
         if transaction_id.kind == "spark_repair":

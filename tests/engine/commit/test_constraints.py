@@ -14,7 +14,7 @@ from delta.tables import DeltaTable as SparkTable
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from router.config.models import Route
-from router.delta.constraints import unsupported
+from router.delta.constraints import features_against_appends
 from router.engine.quarantine.table import pending_releases
 from router_decoders import Json
 from router_rules import Sql
@@ -189,7 +189,7 @@ def test_delta_rs_gets_no_table_that_demands_something(played: Played) -> None:
         handle = played.query.lake.open(f"silver.{name}")
 
         assert handle is not None
-        assert unsupported(handle), (name, handle.protocol())
+        assert features_against_appends(handle), (name, handle.protocol())
 
 
 def test_the_batches_balance(played: Played) -> None:

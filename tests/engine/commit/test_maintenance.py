@@ -18,8 +18,8 @@ from deltalake.transaction import AddAction
 from router.api.sinks import KeyedTable
 from router.config.models import DEFAULT_MAINTENANCE, Maintenance, View
 from router.delta.keyed.key_property import KEYED_BY
-from router.delta.keyed.upsert import TableUpsert, upsert
-from router.delta.maintenance import MaintenanceOptions, MaintenanceResult, maintain
+from router.delta.keyed.upsert import TableUpsert, upsert_rows
+from router.delta.maintenance import MaintenanceOptions, MaintenanceResult, maintain_table
 from router.delta.maintenance_process import MaintenanceProcess
 from router.delta.replace import MADE, PROPERTIES, create_table, made_as
 from router.engine import maintenance as module
@@ -97,7 +97,7 @@ def test_no_batch_waits_for_maintenance(lake: Lake, monkeypatch: pytest.MonkeyPa
         done.append(table)
         return MaintenanceResult(table, 0, 0, 0, 0)
 
-    monkeypatch.setattr(module, "maintain", slow)
+    monkeypatch.setattr(module, "maintain_table", slow)
     care = TableMaintenance(lake, no_session, (Maintenance(tables="*.*", commits=1),), in_thread=True)
     care.after_batch(["silver.a"])
     assert begun.wait(60)
@@ -127,14 +127,14 @@ def test_a_table_whose_maintenance_dies_keeps_no_other_from_it(lake: Lake) -> No
     process, options = MaintenanceProcess(), MaintenanceOptions()
     batch(lake, "silver.a")
     with pytest.raises(TableError, match="there is no such table"):
-        process.maintain(lake, "silver.gone", options)
+        process.maintain_table(lake, "silver.gone", options)
     assert process.running
     process.running.kill()
     with pytest.raises(TableError, match="ended with -9"):
-        process.maintain(lake, "silver.a", options)
+        process.maintain_table(lake, "silver.a", options)
 
-    assert process.maintain(lake, "silver.a", options).table == "silver.a"
-    assert process.end() == 0
+    assert process.maintain_table(lake, "silver.a", options).table == "silver.a"
+    assert process.end_process() == 0
 
 
 def test_what_former_runs_have_left_counts(lake: Lake) -> None:
@@ -173,7 +173,7 @@ def delete(lake: Lake, table: str) -> None:
     keyed = KeyedTable(("k",))
     for offset in range(4):
         rows = lane([Record(("a",), offset, deletes=True)], keyed, {"k": pa.string()})
-        upsert(lake, TableUpsert(table, "query/route/upsert", offset, keyed, {}), rows)
+        upsert_rows(lake, TableUpsert(table, "query/route/upsert", offset, keyed, {}), rows)
 
 
 def test_what_is_remembered_of_deletions_is_compacted_too(lake: Lake) -> None:
@@ -191,7 +191,7 @@ def test_what_is_remembered_of_deletions_is_compacted_beside_a_table_of_sparks(l
     assert handle is not None
     handle.alter.add_constraint({"known": "k <> ''"})
 
-    assert maintain(lake, "silver.p", MaintenanceOptions()).by_spark == "checkConstraints"
+    assert maintain_table(lake, "silver.p", MaintenanceOptions()).by_spark == "checkConstraints"
     assert files(lake, "silver.p._deletions") == 1
 
 

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 
 from router import ApplyingSink, Batch, Outcome
 from router.config.models import Expectation, Route, View
-from router.delta.transaction_id import parse
+from router.delta.transaction_id import parse_transaction_id
 from router.engine.quarantine.table import list_quarantined, pending_releases, write_approval
 from router.engine.reprocess.backfill import Backfill, RecordRange
 from router.engine.reprocess.replay import DeadLetterFilter, DeadLetterReplay
@@ -273,7 +273,7 @@ def test_every_id_is_read(life: Recorder) -> None:
     """Without it what a commit brought is nobody's, and `router verify` counts it as one of others."""
     written = {text for tables in life.steps.values() for ids in tables.values() for text in ids}
 
-    assert {text for text in written if str(parse(text)) != text} == set()
+    assert {text for text in written if str(parse_transaction_id(text)) != text} == set()
 
 
 def test_ids_of_delta_on_spark(make_query: MakeQuery, spark: SparkSession, tmp_path: Path) -> None:

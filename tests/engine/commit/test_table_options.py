@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from router.config.models import Bronze, Route
 from router.delta.commit import TableCommit, to_delta
 from router.delta.lake import Lake
-from router.delta.parquet_writer import divided
+from router.delta.parquet_writer import divide_by_partition
 from router.delta.replace import create_table
 from router.engine.commit.committers import _is_unfinished
 from router.errors import StartError
@@ -65,7 +65,7 @@ def test_rows_are_split_by_the_values_of_a_partition() -> None:
     columns = {"g": ["a", None, "a", ""], "d": [date(2026, 1, 2), None, None, None], "n": [1, 2, 3, 4]}
     rows = pa.RecordBatch.from_pydict({**columns, "b": [True, True, True, True]})
 
-    found = {values: part.to_pydict() for values, part in divided(rows, ("g", "d", "b", "absent"))}
+    found = {values: part.to_pydict() for values, part in divide_by_partition(rows, ("g", "d", "b", "absent"))}
 
     rest = (("b", "true"), ("absent", None))
     nothing = (("g", None), ("d", None), *rest)
@@ -73,7 +73,7 @@ def test_rows_are_split_by_the_values_of_a_partition() -> None:
         (("g", "a"), ("d", "2026-01-02"), *rest): [1],
         (("g", "a"), ("d", None), *rest): [3],
     }
-    assert sorted(n for _, part in divided(rows, ("g",)) for n in part.to_pydict()["n"]) == [1, 2, 3, 4]
+    assert sorted(n for _, part in divide_by_partition(rows, ("g",)) for n in part.to_pydict()["n"]) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("commit", ["auto", pytest.param("spark", marks=pytest.mark.slow)])

@@ -34,9 +34,9 @@ def batches(count: int) -> Iterator[pa.RecordBatch]:
 
 def write(staging: Staging, count: int, tables: int = 1) -> tuple[list[StagedFile], int]:
     """Write batches, dealt to tables; return the files and the most bytes held at once."""
-    writer, most = staging.writer(3, "1-7"), 0
+    writer, most = staging.open_writer(3, "1-7"), 0
     for i, batch in enumerate(batches(count)):
-        writer.hold("route/sink", f"silver.t{i % tables}", batch)
+        writer.hold_rows("route/sink", f"silver.t{i % tables}", batch)
         most = max(most, writer.bytes)
         writer.flush()
     return writer.close(), most
@@ -67,9 +67,9 @@ def test_every_file_is_brought_to_the_disk(lake: Lake, monkeypatch: pytest.Monke
         synced.append(path)
 
     monkeypatch.setattr(LocalFiles, "sync_file", sync)
-    writer = Staging(lake, file_bytes=1 << 20, buffer_bytes=0).writer(3, "1-7", dispensable)
+    writer = Staging(lake, file_bytes=1 << 20, buffer_bytes=0).open_writer(3, "1-7", dispensable)
     for i, batch in enumerate(batches(6)):
-        writer.hold("route/sink", f"silver.t{i % 3}", batch)
+        writer.hold_rows("route/sink", f"silver.t{i % 3}", batch)
     if not dispensable:
         with pytest.raises(OSError, match="it burns"):
             writer.close()
@@ -125,10 +125,10 @@ def test_two_attempts_never_write_the_same_file(lake: Lake) -> None:
 def test_many_tables_do_not_keep_many_files_open(lake: Lake) -> None:
     """Without it a thousand tables exceed the files a process may have open."""
     staging = Staging(lake, file_bytes=1 << 30, buffer_bytes=0)
-    writer, tables = staging.writer(0, "0-0"), OPEN_FILES + 40
+    writer, tables = staging.open_writer(0, "0-0"), OPEN_FILES + 40
     for number in range(2):
         for i in range(tables):
-            writer.hold("route/sink", f"silver.t{i}", pa.record_batch({"id": [number * tables + i]}))
+            writer.hold_rows("route/sink", f"silver.t{i}", pa.record_batch({"id": [number * tables + i]}))
         writer.flush()
         assert sum(held.file is not None for held in writer.held.values()) <= OPEN_FILES
 
@@ -153,9 +153,9 @@ def test_a_column_without_values_is_in_no_file(
     lake: Lake, values: list[int | None], wanted: list[tuple[str, ...]]
 ) -> None:
     """Without it a table has the columns of all games."""
-    writer = Staging(lake, file_bytes=1 << 30, buffer_bytes=0).writer(0, "0-0")
+    writer = Staging(lake, file_bytes=1 << 30, buffer_bytes=0).open_writer(0, "0-0")
     for value in values:
-        writer.hold("route/sink", "silver.t", column([value]), seen=True)
+        writer.hold_rows("route/sink", "silver.t", column([value]), seen=True)
         writer.flush()
     files = writer.close()
 
@@ -166,8 +166,10 @@ def test_a_column_without_values_is_in_no_file(
 
 def test_rows_without_any_value_are_rows(lake: Lake) -> None:
     """Without it an event with nothing but nulls vanishes."""
-    writer = Staging(lake, file_bytes=1 << 30, buffer_bytes=0).writer(0, "0-0")
-    writer.hold("route/sink", "silver.t", pa.record_batch({"a": pa.nulls(3, pa.int32()), "b": pa.nulls(3)}), seen=True)
+    writer = Staging(lake, file_bytes=1 << 30, buffer_bytes=0).open_writer(0, "0-0")
+    writer.hold_rows(
+        "route/sink", "silver.t", pa.record_batch({"a": pa.nulls(3, pa.int32()), "b": pa.nulls(3)}), seen=True
+    )
 
     (file,) = writer.close()
 
@@ -176,14 +178,14 @@ def test_rows_without_any_value_are_rows(lake: Lake) -> None:
 
 def test_a_task_without_rows_writes_nothing(lake: Lake) -> None:
     """Without it every empty task leaves a file in every table."""
-    assert Staging(lake, file_bytes=1 << 30, buffer_bytes=1 << 30).writer(0, "0-0").close() == []
+    assert Staging(lake, file_bytes=1 << 30, buffer_bytes=1 << 30).open_writer(0, "0-0").close() == []
 
 
 def with_dictionary(lake: Lake, *columns: pa.Array) -> set[str]:
     """Write a file, one row group per array of its column; return the leaf columns that have a dictionary."""
-    writer = Staging(lake, file_bytes=1 << 30, buffer_bytes=0).writer(0, "0-0")
+    writer = Staging(lake, file_bytes=1 << 30, buffer_bytes=0).open_writer(0, "0-0")
     for values in columns:
-        writer.hold("route/sink", "silver.t", pa.record_batch({"a": values}))
+        writer.hold_rows("route/sink", "silver.t", pa.record_batch({"a": values}))
         writer.flush()
     (file,) = writer.close()
     with pq.ParquetFile(f"{lake.root}/{file.path}") as stored:

@@ -178,7 +178,7 @@ def test_delta_on_spark_merges_what_delta_rs_refuses(
     def refuse(*args: Any) -> None:
         raise DeltaError("Generic error: no such function")
 
-    monkeypatch.setattr(delta_rs, "upsert", refuse)
+    monkeypatch.setattr(delta_rs, "upsert_rows", refuse)
     query.take(raw(event("uno", "1", 1), event("uno", "2", 1)))
 
     assert [row["gamer"] for row in query.rows("silver.uno", "gamer")] == ["1", "2"]

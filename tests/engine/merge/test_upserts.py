@@ -18,7 +18,7 @@ from deltalake import write_deltalake
 
 from router import SinkError, StartError, TableError
 from router.config.models import Route
-from router.delta.maintenance import MaintenanceOptions, maintain
+from router.delta.maintenance import MaintenanceOptions, maintain_table
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.committers import Committers
 from router.engine.merge import delta_rs
@@ -337,7 +337,7 @@ def test_a_query_for_large_numbers_finds_nan(make_query: Any, tmp_path: Path, sp
     query.take(raw(event("uno", "a", 4), event("uno", "d", 5), first=3))  # rewritten by delta-rs
     for joined in (False, True):
         if joined:
-            assert maintain(query.lake, "silver.all", MaintenanceOptions()).files > 1
+            assert maintain_table(query.lake, "silver.all", MaintenanceOptions()).files > 1
         for table in ("silver.p", "silver.all"):
             rows = spark.read.format("delta").load(query.lake.address(table))
             for column in ("price", "more.deep"):

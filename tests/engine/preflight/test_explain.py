@@ -16,7 +16,7 @@ from router.api.table_options import NewTable
 from router.cli import commands
 from router.config.loader import load_config
 from router.delta.keyed import upsert as module
-from router.delta.keyed.upsert import TableUpsert, upsert
+from router.delta.keyed.upsert import TableUpsert, upsert_rows
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.merge.backlog import Backlog, BacklogStore
@@ -53,7 +53,7 @@ def file(tmp_path: Path) -> Path:
     keyed = KeyedTable(("gamer",), new_table=NewTable(comment="the last of each"))
     rows = [Record((f"g{n}",), n, values=(("level", n),), deletes=n == 4) for n in range(5)]
     work = TableUpsert("silver.uno", "games:run-7/profiles/upsert/silver.uno", 3, keyed, {})
-    upsert(lake, work, lane(rows, keyed, {"gamer": pa.string(), "level": pa.int32()}))
+    upsert_rows(lake, work, lane(rows, keyed, {"gamer": pa.string(), "level": pa.int32()}))
     lake.write("_router/games/spark/metadata", b'{"id": "run-7"}')
     waits = {"silver.uno": Backlog(2, {"profiles": {0: (5, 6)}}, "it was broken by hand")}
     store = CheckpointStore(Lake.at(str(tmp_path / "lake/_router/games")))

@@ -122,7 +122,7 @@ class Stages:
         return Counter(row["stage"] for row in self.rows("ops.dead") if not row.get("replayed"))
 
     def state(self) -> dict[str, list[str]]:
-        tables = [table for layer in self.lake.layers() for table in self.lake.tables(layer)]
+        tables = [table for layer in self.lake.layer_names() for table in self.lake.table_names(layer)]
         found = {table: sorted(map(repr, self.rows(table))) for table in tables}
         return {**found, "flown": sorted(self.flown().elements())}
 

@@ -127,8 +127,8 @@ class Game:
     def counts(self) -> Counter[str]:
         """Return the rows of all tables, those of outboxes and quarantines as well."""
         found: Counter[str] = Counter()
-        for layer in self.lake.layers():
-            for table in self.lake.tables(layer):
+        for layer in self.lake.layer_names():
+            for table in self.lake.table_names(layer):
                 found[table] = len(self.rows(table))
         return found
 

@@ -56,7 +56,7 @@ def board(tmp_path: Path) -> StatusBoard:
     file = StagedFile("r/s", HOSTILE, "part-0.parquet", 10, 3, ("a",), "{}")
     work = TableCommit("r/s", HOSTILE, "games:run/r/s", 0, (file,), "{}")
     ages = TableAges((1, *[0] * 11), seconds=0.4, newest=1_700_000_000.0)
-    made.staged(0, time.time(), {work.place: ages})
+    made.staged(0, time.time(), {work.note_key: ages})
     counts = {"read": 10, "matched": {"games": 9}, "violated": {"games/numbered": 2}}
     blank = {"failed": 0, "bare": 0, "unmatched": 0, "refused": {}, "dropped": {}, "landed": {}, "rejected": {}}
     part = Partition(topic="events", partition=0, first=0, last=9, **blank, **counts)  # type: ignore[arg-type]

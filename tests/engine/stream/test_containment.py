@@ -245,14 +245,14 @@ def test_a_table_whose_parquet_writer_raises_fails_alone(
     monkeypatch.setattr(_File, "open", classmethod(raising_open))
     staging = Staging(Lake(str(tmp_path)), 1 << 20, 1 << 20)
     rows = pa.record_batch({"n": [1, 2]})
-    writer = staging.writer(0, "0-0", ["r/dispensable"])
+    writer = staging.open_writer(0, "0-0", ["r/dispensable"])
     for target, table in (("r/dispensable", "s.bad"), ("r/dispensable", "s.good"), ("/bronze", "b.raw")):
-        writer.hold(target, table, rows)
+        writer.hold_rows(target, table, rows)
 
     assert [file.table for file in writer.close()] == ["s.good", "b.raw"]
     assert writer.failed == {"r/dispensable/s.bad": "its files cannot be written: not this one"}
 
-    writer = staging.writer(0, "0-0", ["r/dispensable"])
-    writer.hold("/bronze", "s.bad", rows)
+    writer = staging.open_writer(0, "0-0", ["r/dispensable"])
+    writer.hold_rows("/bronze", "s.bad", rows)
     with pytest.raises(error):
         writer.close()

@@ -824,7 +824,7 @@ def test_a_run_that_ends_leaves_gold_behind(spark: SparkSession, tmp_path: Path)
     ))  # fmt: skip
     run(loaded, load_registry(()), spark, RunOptions(trigger=Trigger(once=True)))
     lake = lake_and_checkpoint(loaded.config)[0]
-    assert not lake.tables("gold") or set(lake.tables("gold")) == {"gold.counts", "gold.top"}
+    assert not lake.table_names("gold") or set(lake.table_names("gold")) == {"gold.counts", "gold.top"}
     assert lake.open("gold.top").to_pyarrow_table().to_pylist() == [{"n": 2}]  # type: ignore[union-attr]
 
     def said(*words: str) -> str:
