@@ -17,7 +17,7 @@ from benchmarks.runs import Run
 from benchmarks.subjects import Subject
 from benchmarks.subjects.router import configuration, drain, start_session, write_yaml
 from benchmarks.verify import bronze_and_tables
-from router.cli.run import served
+from router.cli.run import serve_status
 from router.config.loader import load_config
 from router.engine.status.board import StatusBoard
 from router.registry import load_registry
@@ -78,7 +78,7 @@ def _run(spark: SparkSession, task: Task) -> Run:
 def _drain(spark: SparkSession, task: Task, *, watched: bool) -> tuple[Run, int]:
     """Drain the topic once, the start of the server included; also return how many scrapes were answered."""
     content = configuration(task)
-    # Without `ui` in its configuration the router serves no page, and `served` does nothing.
+    # Without `ui` in its configuration the router serves no page, and `serve_status` does nothing.
     (port,) = free_ports(1)
     if watched:
         content["ui"] = {"address": f"127.0.0.1:{port}"}
@@ -89,7 +89,7 @@ def _drain(spark: SparkSession, task: Task, *, watched: bool) -> tuple[Run, int]
     answered = Path(task.folder, "scrapes")
     began = time.perf_counter()
     with ExitStack() as readers:
-        readers.enter_context(served(loaded.config, board, file))
+        readers.enter_context(serve_status(loaded.config, board, file))
         if watched:
             readers.enter_context(_readers(port, task.options, answered))
         drained = drain(spark, loaded, registry, board)

@@ -64,7 +64,7 @@ COMMANDS = {
 }
 """Command -> where it is, and its line in the help: `router --help` imports none of them."""
 
-GROUPS = {
+COMMAND_GROUPS = {
     "Write a configuration": ("init", "check", "test", "preview", "graph", "schema"),
     "Run it": ("doctor", "run", "submit", "maintain", "bench"),
     "See what happened to records": ("status", "ledger", "dead-letters", "tables", "verify", "views", "expectations"),
@@ -74,10 +74,10 @@ GROUPS = {
 }
 """What a user is about -> the commands for it, as `router --help` lists them."""
 
-HIDDEN = {"warm-up": "router.cli.run:warm_up"}
+HIDDEN_COMMANDS = {"warm-up": "router.cli.run:warm_up"}
 """Commands that the help does not list -> where they are."""
 
-FORMER = {
+FORMER_COMMANDS = {
     "approve": "router quarantine approve",
     "explain-table": "router tables",
     "grants": "router tables --grants",
@@ -91,7 +91,7 @@ FORMER = {
 }
 """Former names of commands -> what they are now."""
 
-REFUSED = 2
+REFUSED_EXIT_CODE = 2
 """The exit code of a command that could not do or see anything. Those that look end with 0 if all is well and with 1 if
 they have found something; those that mend end with 1 if something could not be done. `router run` has codes of its own,
 by which a supervisor decides: `RouterError.exit_code`."""
@@ -173,7 +173,7 @@ class Commands(click.Group):
 
     @override
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        place = HIDDEN.get(cmd_name)
+        place = HIDDEN_COMMANDS.get(cmd_name)
         if cmd_name in COMMANDS:
             place, _ = COMMANDS[cmd_name]
         if place is None:
@@ -188,16 +188,16 @@ class Commands(click.Group):
 
     @override
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args[0] in FORMER:
-            ctx.fail(f"`router {args[0]}` is `{FORMER[args[0]]}` now")
+        if args[0] in FORMER_COMMANDS:
+            ctx.fail(f"`router {args[0]}` is `{FORMER_COMMANDS[args[0]]}` now")
         near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-        if near and args[0] not in {*COMMANDS, *HIDDEN}:
+        if near and args[0] not in {*COMMANDS, *HIDDEN_COMMANDS}:
             ctx.fail(f"No such command '{args[0]}'. Did you mean '{near[0]}'?")
         return super().resolve_command(ctx, args)
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, names in GROUPS.items():
+        for title, names in COMMAND_GROUPS.items():
             with formatter.section(title):
                 formatter.write_dl([(name, COMMANDS[name][1]) for name in names])
 
@@ -239,7 +239,7 @@ def _exit_code(ctx: click.Context, error: Exception) -> int:
         # What supervises a run starts it again after an error that nobody expects.
         return error.exit_code if isinstance(error, RouterError) else 1
     # These come when a part is done.
-    return error.exit_code if isinstance(error, SinkError | SessionLost) else REFUSED
+    return error.exit_code if isinstance(error, SinkError | SessionLost) else REFUSED_EXIT_CODE
 
 
 def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:

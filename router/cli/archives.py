@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 ROUTER = "spark-event-router"
-NATIVE = {".so", ".pyd", ".dylib"}
+NATIVE_SUFFIXES = {".so", ".pyd", ".dylib"}
 """Suffixes of what Python cannot import from an archive."""
-WHEN = (1980, 1, 1, 0, 0, 0)
+TIME_OF_FILES = (1980, 1, 1, 0, 0, 0)
 """The time of all files in archives: the earliest that a zip file can say."""
 
 
@@ -43,27 +43,27 @@ def ship_distributions(folder: Path) -> Shipped:
     """Pack the router and every distribution that offers a plugin into a folder."""
     archives = []
     native = []
-    for dist, modules in _distributions().items():
-        files = dict(_files(dist, modules))
-        if any(Path(name).suffix in NATIVE for name in files):
+    for dist, modules in _find_distributions().items():
+        files = dict(_files_in_wheel(dist, modules))
+        if any(Path(name).suffix in NATIVE_SUFFIXES for name in files):
             native.append(dist.name)
             continue
-        archives.append(pack(folder / f"{_module_name(dist.name)}-{dist.version}.zip", files))
+        archives.append(write_zip(folder / f"{_module_name(dist.name)}-{dist.version}.zip", files))
     return Shipped(tuple(archives), tuple(native))
 
 
-def pack(target: Path, files: Mapping[str, Path | str]) -> Path:
+def write_zip(target: Path, files: Mapping[str, Path | str]) -> Path:
     """Write a zip file of names and what they hold: a file, or a text; return where it is."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in sorted(files.items()):
             data = content.read_bytes() if isinstance(content, Path) else content.encode()
             # The time of the file is left out, so that equal content makes equal archives.
-            archive.writestr(zipfile.ZipInfo(name, WHEN), data, zipfile.ZIP_DEFLATED)
+            archive.writestr(zipfile.ZipInfo(name, TIME_OF_FILES), data, zipfile.ZIP_DEFLATED)
     return target
 
 
-def _distributions() -> dict[Distribution, set[str]]:
+def _find_distributions() -> dict[Distribution, set[str]]:
     """Return the router and the providers of plugins, with the top-level modules that they are known by."""
     try:
         router = Distribution.from_name(ROUTER)
@@ -85,16 +85,16 @@ def _module_name(name: str) -> str:
     return re.sub(r"[-_.]+", "_", name).lower()
 
 
-def _files(dist: Distribution, modules: set[str]) -> Iterator[tuple[str, Path | str]]:
+def _files_in_wheel(dist: Distribution, modules: set[str]) -> Iterator[tuple[str, Path | str]]:
     """Yield the files of a distribution by their names in a wheel."""
-    project = _checkout(dist)
+    project = _checkout_folder(dist)
     if project is None:
         for file in dist.files or ():
             if ".." not in file.parts and "__pycache__" not in file.parts:
                 yield str(file), Path(str(dist.locate_file(file)))
         return
     # An editable installation lists none of its files.
-    for place in _packages(modules, project):
+    for place in _packages_of_checkout(modules, project):
         files = place.rglob("*") if place.is_dir() else [place]
         for path in files:
             if path.is_file() and path.suffix != ".pyc":
@@ -105,7 +105,7 @@ def _files(dist: Distribution, modules: set[str]) -> Iterator[tuple[str, Path | 
             yield f"{_module_name(dist.name)}-{dist.version}.dist-info/{name}", text
 
 
-def _checkout(dist: Distribution) -> Path | None:
+def _checkout_folder(dist: Distribution) -> Path | None:
     """Return the folder of an editable installation; None for one whose files are in place."""
     # https://packaging.python.org/en/latest/specifications/direct-url/
     origin = json.loads(dist.read_text("direct_url.json") or "{}")
@@ -114,7 +114,7 @@ def _checkout(dist: Distribution) -> Path | None:
     return Path(unquote(urlparse(origin["url"]).path)).resolve()
 
 
-def _packages(modules: Iterable[str], project: Path) -> Iterator[Path]:
+def _packages_of_checkout(modules: Iterable[str], project: Path) -> Iterator[Path]:
     """Yield the packages and modules of a checkout that some of them import, these included."""
     waiting = sorted(modules)
     seen = set(waiting)
@@ -123,22 +123,22 @@ def _packages(modules: Iterable[str], project: Path) -> Iterator[Path]:
         if spec is None or not spec.has_location:
             continue
         file = Path(str(spec.origin))
-        if not _within(file, project):
+        if not _is_in_checkout(file, project):
             continue
         place = file.parent if spec.submodule_search_locations else file
         yield place
-        imported = set(_imported(place)) - seen
+        imported = set(_imported_names(place)) - seen
         seen |= imported
         waiting += sorted(imported)
 
 
-def _within(file: Path, project: Path) -> bool:
+def _is_in_checkout(file: Path, project: Path) -> bool:
     """Say whether a file is one of a checkout, and not of what is installed in an environment below it."""
     installed = {Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib", "stdlib")}
     return project in file.resolve().parents and not installed & {*file.parents}
 
 
-def _imported(place: Path) -> Iterator[str]:
+def _imported_names(place: Path) -> Iterator[str]:
     """Yield the top-level names of all that a package, or a module, imports."""
     files = place.rglob("*.py") if place.is_dir() else [place]
     for file in files:

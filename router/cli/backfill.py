@@ -53,7 +53,7 @@ def backfill(
     # Bronze is read by Spark, a topic by the tasks alone.
     from_bronze = loaded.config.bronze is not None
     with watched_session(loaded.config, master, stop, by_spark=from_bronze) as spark:
-        done = list(_run(ReprocessContext.of(loaded, spark, stop), loaded.registry, chosen))
+        done = list(_run_backfills(ReprocessContext.of(loaded, spark, stop), loaded.registry, chosen))
     if as_json:
         show_json({"name": loaded.config.name, "backfills": [asdict(backfilled) for backfilled in done]})
     for backfilled in done if not as_json else ():
@@ -62,7 +62,7 @@ def backfill(
             click.echo(f"  {target}: {rows:,} rows")
 
 
-def _run(context: ReprocessContext, registry: Registry, chosen: RecordRange) -> Iterator[BackfillResult]:
+def _run_backfills(context: ReprocessContext, registry: Registry, chosen: RecordRange) -> Iterator[BackfillResult]:
     """Run a backfill that was cut off, then the new one; yield what each did."""
     from router.engine.reprocess.backfill import Backfill
 

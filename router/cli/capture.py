@@ -17,7 +17,7 @@ import click
 import yaml
 
 from router.cli import echo_message
-from router.cli.dead_letters import cut
+from router.cli.dead_letters import shorten_text
 from router.cli.masking import Mask, UnmaskableError
 from router.cli.session import spark_session
 from router.config.loader import load_config
@@ -122,7 +122,7 @@ def write_case(name: str, record: Mapping[str, Any], letter: Mapping[str, Any]) 
     refusal = ", ".join(f"{column} {letter[column]}" for column in LETTER_COLUMNS if letter[column])
     fields = ", ".join(f"{field}: {quote_value(value)}" for field, value in record.items())
     return [
-        f"# {cut(printable(refusal))}",
+        f"# {shorten_text(printable(refusal))}",
         f"- name: {quote_value(name)}",
         f"  records: [{{{fields}}}]",
         "  expect: {tables: null, sent: null, dead_letters: []}  # null: not compared",

@@ -85,16 +85,16 @@ def check(
         if plan or lake:
             problems = with_written_sql(file, registry, problems)
     if as_json:
-        document = _document(loaded, problems)
+        document = _check_document(loaded, problems)
         document["notes"] = [asdict(note) for note in loaded.notes] if loaded else []
         document["plan"] = plan_summary or None
-        document["changes"] = _changes(loaded, changes) if loaded and lake and not problems else None
+        document["changes"] = _change_rows(loaded, changes) if loaded and lake and not problems else None
         show_json(document)
     elif problems or loaded is None:
         for problem in problems:
             click.echo(str(problem))
     else:
-        click.echo(loaded.fingerprint if fingerprint else _summary(loaded, loaded.registry))
+        click.echo(loaded.fingerprint if fingerprint else _summary_line(loaded, loaded.registry))
         if plan_summary:
             click.echo(plan_summary)
         for note in loaded.notes if not fingerprint else ():
@@ -136,7 +136,7 @@ def _is_in(path: str, place: str) -> bool:
     return path == place or path.startswith(f"{place}.")
 
 
-def _document(loaded: Loaded | None, problems: tuple[Problem, ...]) -> dict[str, Any]:
+def _check_document(loaded: Loaded | None, problems: tuple[Problem, ...]) -> dict[str, Any]:
     return {
         "name": loaded.config.name if loaded else None,
         "fingerprint": loaded.fingerprint if loaded else None,
@@ -149,7 +149,7 @@ def in_order_of_severity(changes: list[Change]) -> list[Change]:
     return sorted(changes, key=lambda change: ("refused", "to do", "safe").index(change.severity))
 
 
-def _changes(loaded: Loaded, changes: list[Change]) -> list[dict[str, Any]]:
+def _change_rows(loaded: Loaded, changes: list[Change]) -> list[dict[str, Any]]:
     """Return changes as problems are, with their severity."""
     rows = []
     for change in changes:
@@ -165,20 +165,20 @@ def _show_changes(loaded: Loaded, changes: list[Change]) -> None:
         click.echo("no change for checkpoint, ledger or tables")
 
 
-def _summary(loaded: Loaded, registry: Registry) -> str:
+def _summary_line(loaded: Loaded, registry: Registry) -> str:
     routes = loaded.config.routes
     sinks = sum(len(route.sinks) for route in routes)
-    providers = sorted({_provider(entry) for entry in registry.selected(loaded.config)})
-    counts = f"{_count(len(routes), 'route')}, {_count(sinks, 'sink')}"
+    providers = sorted({_provider_of(entry) for entry in registry.selected(loaded.config)})
+    counts = f"{_count_of_noun(len(routes), 'route')}, {_count_of_noun(sinks, 'sink')}"
     return f"{loaded.path}: good; {counts}; plugins: {', '.join(providers)}"
 
 
-def _provider(entry: Entry) -> str:
+def _provider_of(entry: Entry) -> str:
     """Return the plugin of a part; those that come with the router are one."""
     return "built-in" if "(spark-event-router " in entry.provider else entry.provider
 
 
-def _count(number: int, noun: str) -> str:
+def _count_of_noun(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 

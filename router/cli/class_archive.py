@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-EVENTS = 1000
-OF = ".of"
+EVENT_COUNT = 1000
+NOTE_SUFFIX = ".of"
 """The end of the name of a file beside an archive: it has the path of the PySpark that the archive is for."""
-UNFINISHED = "warm-up-"
+UNFINISHED_PREFIX = "warm-up-"
 """The beginning of the names of folders in which archives are made."""
-DAY = 86_400
-KAFKA = (
+SECONDS_PER_DAY = 86_400
+KAFKA_CLASSES = (
     "org/apache/kafka/clients/",
     "org/apache/kafka/common/",
     "org/apache/spark/sql/kafka010/",
@@ -60,26 +60,26 @@ def make_class_archive() -> Path:
     target = class_archive()
     target.parent.mkdir(parents=True, exist_ok=True)
     delete_useless_archives(target.parent)
-    with TemporaryDirectory(dir=target.parent, prefix=UNFINISHED) as folder:
+    with TemporaryDirectory(dir=target.parent, prefix=UNFINISHED_PREFIX) as folder:
         archive = Path(folder, "classes.jsa")
         settings = {"spark.driver.extraJavaOptions": f"-XX:ArchiveClassesAtExit={archive}"}
         process = _run_alone(Path(folder, "run"), settings)
         if process.returncode or not archive.is_file():
             raise StartError(f"the run for the archive of classes failed:\n{process.stdout[-2000:]}")
         # A start at this moment sees the old archive or the new one.
-        target.with_suffix(OF).write_text(pyspark.__file__)
+        target.with_suffix(NOTE_SUFFIX).write_text(pyspark.__file__)
         archive.replace(target)
     return target
 
 
 def delete_useless_archives(folder: Path) -> None:
     """Delete the archives of installations that are gone (200 MB each), and what a killed process has left."""
-    for note in folder.glob(f"classes-*{OF}"):
+    for note in folder.glob(f"classes-*{NOTE_SUFFIX}"):
         if not Path(note.read_text()).exists():
             note.with_suffix(".jsa").unlink(missing_ok=True)
             note.unlink(missing_ok=True)
-    for unfinished in folder.glob(f"{UNFINISHED}*"):
-        if time.time() - unfinished.stat().st_mtime > DAY:
+    for unfinished in folder.glob(f"{UNFINISHED_PREFIX}*"):
+        if time.time() - unfinished.stat().st_mtime > SECONDS_PER_DAY:
             shutil.rmtree(unfinished, ignore_errors=True)
 
 
@@ -94,7 +94,7 @@ def _small_configuration(folder: Path, settings: dict[str, str]) -> Path:
     events = Path(folder, "events")
     events.mkdir()
     lines = []
-    for number in range(EVENTS):
+    for number in range(EVENT_COUNT):
         event = {"game": f"game_{number % 3}", "at": "2026-01-01T00:00:00Z", "amount": number}
         lines.append(json.dumps(event))
     # The last line becomes a dead letter, so that their classes are also loaded.
@@ -122,7 +122,7 @@ def _small_configuration(folder: Path, settings: dict[str, str]) -> Path:
     return path
 
 
-def _run(path: Path) -> None:
+def _run_here(path: Path) -> None:
     """Run a configuration in this process, then load the classes of the Kafka source."""
     registry = load_registry()
     loaded = load_config(path, registry)
@@ -144,9 +144,9 @@ def _kafka_classes() -> Iterator[str]:
     for jar in known_jars():
         with zipfile.ZipFile(jar) as content:
             for name in content.namelist():
-                if name.startswith(KAFKA) and name.endswith(".class"):
+                if name.startswith(KAFKA_CLASSES) and name.endswith(".class"):
                     yield name.removesuffix(".class").replace("/", ".")
 
 
 if __name__ == "__main__":
-    _run(Path(sys.argv[1]))
+    _run_here(Path(sys.argv[1]))

@@ -115,7 +115,7 @@ def dead_letters(
         capture_record(file, registry, letter, record, with_values=with_values)
         return
 
-    def read() -> list[Listing]:
+    def read_groups() -> list[Listing]:
         groups = dead_letter_groups(config, selection, samples)
         rows = [group_row(config, number, group) for number, group in enumerate(groups, 1)]
         total = sum(group.count for group in groups)
@@ -136,7 +136,7 @@ def dead_letters(
     nothing = f"{config.dead_letters} in {config.lake} has no dead letters"
     if conditions:
         nothing += f" that {' and '.join(conditions)}"
-    show_list(config, read, list_options, as_json=as_json, nothing=nothing)
+    show_list(config, read_groups, list_options, as_json=as_json, nothing=nothing)
 
 
 def group_row(config: Config, number: int, group: DeadLetterGroup) -> dict[str, Any]:
@@ -152,16 +152,16 @@ def _sample_row(sample: dict[str, Any]) -> dict[str, Any]:
     value = sample["value"]
     if value is None:
         return sample
-    return {**sample, "value": cut(printable(value.decode("utf-8", "backslashreplace")))}
+    return {**sample, "value": shorten_text(printable(value.decode("utf-8", "backslashreplace")))}
 
 
 def _shown_reason(group: dict[str, Any]) -> str:
     if group["reason"] is None:
         return "other reasons"
-    return cut(group["reason"])
+    return shorten_text(group["reason"])
 
 
-def cut(text: str) -> str:
+def shorten_text(text: str) -> str:
     """Return the beginning of a text that others wrote, as long as is shown of it."""
     if len(text) <= CHARACTERS_SHOWN:
         return text

@@ -30,7 +30,7 @@ def doctor(file: Path | None, as_json: bool, plugin_files: tuple[Path, ...]) -> 
     from router.engine.preflight.doctor import diagnose
 
     # Without a file, or with one that cannot be loaded, the machine is still looked at.
-    config, diagnoses = _load(file, plugin_files)
+    config, diagnoses = _load_configuration(file, plugin_files)
     diagnoses += diagnose(config, file.parent if file else Path())
     if as_json:
         click.echo(json.dumps([asdict(diagnosis) for diagnosis in diagnoses], indent=2))
@@ -44,7 +44,7 @@ def doctor(file: Path | None, as_json: bool, plugin_files: tuple[Path, ...]) -> 
     raise SystemExit(int(any(diagnosis.state == "wrong" for diagnosis in diagnoses)))
 
 
-def _load(file: Path | None, plugin_files: tuple[Path, ...]) -> tuple[Config | None, list[Diagnosis]]:
+def _load_configuration(file: Path | None, plugin_files: tuple[Path, ...]) -> tuple[Config | None, list[Diagnosis]]:
     """Return the configuration, None if it cannot be loaded, and what is said about it."""
     from router.config.loader import load_config
     from router.engine.preflight.doctor import Diagnosis

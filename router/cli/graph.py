@@ -47,9 +47,9 @@ SHAPES = {
     "view": "[[{}]]",
 }
 """How Mermaid draws what a node is."""
-ENTITIES = str.maketrans({"#": "#35;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "&": "#amp;", "`": "#96;"})
+MERMAID_ENTITIES = str.maketrans({"#": "#35;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "&": "#amp;", "`": "#96;"})
 """What Mermaid would take for its own, in its own writing."""
-ABOUT = ("template", "table", "name", "url", "topic")
+SUBJECT_OPTIONS = ("template", "table", "name", "url", "topic")
 """The options that say best what a sink is about; its main option stands before them."""
 
 
@@ -69,13 +69,13 @@ class GraphNode:
     key: str = ""
 
     @property
-    def beside(self) -> str:
+    def side_text(self) -> str:
         """Return what is drawn next to the text."""
         return self.note or ", ".join(f"{count:,} {name}" for name, count in self.counts.items())
 
-    def document(self) -> dict[str, Any]:
+    def as_document(self) -> dict[str, Any]:
         """Return the node and those below it for JSON."""
-        below = [node.document() for node in self.below]
+        below = [node.as_document() for node in self.below]
         document = {"kind": self.kind, "text": self.text, "counts": dict(self.counts), "below": below}
         if self.key:
             document["key"] = self.key
@@ -96,7 +96,7 @@ class GraphCounts:
     views: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     by_table: bool = False
 
-    def of(self, route: str | None, sink: str | None, names: tuple[str, ...]) -> dict[str, int]:
+    def counts_of(self, route: str | None, sink: str | None, names: tuple[str, ...]) -> dict[str, int]:
         """Return the counts of these names that are not zero; the first one always."""
         sums = self.sums.get((route, sink))
         if sums is None:
@@ -108,11 +108,11 @@ class GraphCounts:
 NO_COUNTS = GraphCounts({}, {})
 
 
-def _show(root: GraphNode, form: str) -> None:
+def _print_graph(root: GraphNode, form: str) -> None:
     if form == "mermaid":
-        click.echo("\n".join(mermaid(root)))
+        click.echo("\n".join(mermaid_lines(root)))
     else:
-        Console(highlight=False).print(tree(root))
+        Console(highlight=False).print(terminal_tree(root))
 
 
 format_option = click.option(
@@ -131,16 +131,16 @@ def graph(file: Path, lake: bool, table: str | None, form: str, as_json: bool, p
     """Draw the configuration FILE: where records come from, their routes, and where they end. Needs no Spark."""
     config = load_config(file, load_registry(plugin_files)).config
     if table is not None:
-        root = _lineage(config, table)
+        root = _lineage_of(config, table)
     else:
         root = graph_of(config, _read_counts(config) if lake else NO_COUNTS)
     if as_json:
-        show_json({"name": config.name, "table": table, "graph": root.document()})
+        show_json({"name": config.name, "table": table, "graph": root.as_document()})
     else:
-        _show(root, form)
+        _print_graph(root, form)
 
 
-def _lineage(config: Config, table: str) -> GraphNode:
+def _lineage_of(config: Config, table: str) -> GraphNode:
     """Return how records come into a table, and what reads it. Raises TableError if nothing has written it."""
     drawn_as = table
     bronze_tables = config.bronze_tables()
@@ -178,7 +178,7 @@ def ways_through(node: GraphNode, table: str) -> GraphNode | None:
 
 def graph_of(config: Config, counts: GraphCounts) -> GraphNode:
     """Return the configuration as nodes, from its source on."""
-    return _Drawing(config, counts).source()
+    return _Drawing(config, counts).source_node()
 
 
 @dataclass(frozen=True)
@@ -188,83 +188,83 @@ class _Drawing:
     config: Config
     counts: GraphCounts
 
-    def source(self) -> GraphNode:
+    def source_node(self) -> GraphNode:
         below = []
         bronze = self.config.bronze
         if bronze:
-            counts = self.counts.of(None, None, ("read",))
-            below.append(GraphNode("table", bronze.table, counts, self._readers(bronze.table)))
-        counts = self.counts.of(None, None, (*BY_NAME["read"].parts, "unmatched"))
-        text = f"decode {describe(self.config.decode)}"
+            counts = self.counts.counts_of(None, None, ("read",))
+            below.append(GraphNode("table", bronze.table, counts, self._reader_nodes(bronze.table)))
+        counts = self.counts.counts_of(None, None, (*BY_NAME["read"].parts, "unmatched"))
+        text = f"decode {describe_part(self.config.decode)}"
         below.append(GraphNode("decoder", text, counts, tuple(self._after_decoder())))
-        counts = self.counts.of(None, None, ("read", "lost"))
+        counts = self.counts.counts_of(None, None, ("read", "lost"))
         return GraphNode("source", _source_text(self.config.source), counts, tuple(below))
 
     def _after_decoder(self) -> Iterator[GraphNode]:
         """Yield the routes, the dead letters, and the views that read nothing of what is drawn elsewhere."""
         config = self.config
         for route in config.routes:
-            yield self._route(route)
+            yield self._route_node(route)
         note = "what went nowhere else"
-        yield GraphNode("table", config.dead_letters, below=self._readers(config.dead_letters), note=note)
+        yield GraphNode("table", config.dead_letters, below=self._reader_nodes(config.dead_letters), note=note)
         drawn_elsewhere = [*config.written_names(), config.dead_letters, *(view.into for view in config.views)]
         for view in config.views:
             if view.source.route or view.source.view:
                 continue
             if not any(_reads_table(view, name) for name in drawn_elsewhere):
-                yield self._view(view)
+                yield self._view_node(view)
 
-    def _route(self, route: Route) -> GraphNode:
-        lines = [f"{route.name}: {describe(route.match)}"]
+    def _route_node(self, route: Route) -> GraphNode:
+        lines = [f"{route.name}: {describe_part(route.match)}"]
         for expectation in route.expect:
             lines.append(f"expect {expectation.name}: {expectation.sql} (otherwise {expectation.otherwise})")
-        sinks = tuple(self._sink(route.identity, name, sink) for name, sink in route.named_sinks.items())
+        sinks = tuple(self._sink_node(route.identity, name, sink) for name, sink in route.named_sinks.items())
         # Each sink of a route has what matched: it is the route's own number.
         matched = [sums.get("matched") or 0 for (name, _), sums in self.counts.sums.items() if name == route.identity]
         counts = {"matched": max(matched)} if matched else {}
         return GraphNode("route", "\n".join(lines), counts, sinks, key=route.identity)
 
-    def _sink(self, route: str, name: str, sink: Part) -> GraphNode:
+    def _sink_node(self, route: str, name: str, sink: Part) -> GraphNode:
         key = f"{route}/{name}"
         shown_route, shown_name = self.config.shown_names(route, name)
         tables = self.counts.tables.get(key, ())
-        below = self._tables(tables, shown_route)
+        below = self._table_nodes(tables, shown_route)
         # Views that read the tables of a sink stand below each table if these are drawn for it, else below the sink.
         if isinstance(sink, LakeSink) and not (self.counts.by_table and tables):
             written = names_of(sink)
             if written:
-                below += self._readers(written, shown_route)
+                below += self._reader_nodes(written, shown_route)
         # What becomes of the route's events, and of the rows of an outbox.
-        counts = self.counts.of(route, name, (*BY_NAME["matched"].parts, *BY_NAME["landed"].parts))
-        return GraphNode("sink", f"{shown_name} {describe(sink)}", counts, tuple(below), key=key)
+        counts = self.counts.counts_of(route, name, (*BY_NAME["matched"].parts, *BY_NAME["landed"].parts))
+        return GraphNode("sink", f"{shown_name} {describe_part(sink)}", counts, tuple(below), key=key)
 
-    def _tables(self, tables: tuple[tuple[str, int], ...], route: str = "") -> list[GraphNode]:
+    def _table_nodes(self, tables: tuple[tuple[str, int], ...], route: str = "") -> list[GraphNode]:
         """Return nodes for tables, as many as are shown."""
         nodes = []
         for table, rows in tables[: self.counts.shown]:
-            readers = self._readers(table, route) if self.counts.by_table else ()
+            readers = self._reader_nodes(table, route) if self.counts.by_table else ()
             nodes.append(GraphNode("table", table, {"rows": rows}, readers))
         others = len(tables) - self.counts.shown
         if others > 0:
             nodes.append(GraphNode("table", f"and {others:,} more tables"))
         return nodes
 
-    def _readers(self, names: str, route: str = "") -> tuple[GraphNode, ...]:
+    def _reader_nodes(self, names: str, route: str = "") -> tuple[GraphNode, ...]:
         """Return nodes for the views that read a table, or the tables that a template names."""
         nodes = []
         for view in self.config.views:
             # A view of a route reads all that its sinks write, and nothing else.
             by_route = view.source.route is not None and view.source.route == route
             if by_route or (view.source.route is None and _reads_table(view, names)):
-                nodes.append(self._view(view))
+                nodes.append(self._view_node(view))
         return tuple(nodes)
 
-    def _view(self, view: View) -> GraphNode:
+    def _view_node(self, view: View) -> GraphNode:
         tables = self.counts.views.get(view.name, ())
-        below = self._tables(tables)
+        below = self._table_nodes(tables)
         for other in self.config.views:
             if reads_tables_of(other, view):
-                below.append(self._view(other))
+                below.append(self._view_node(other))
         text = f"view {view.name} into {view.into}"
         if not tables:
             return GraphNode("view", text, below=tuple(below), key=view.name)
@@ -295,7 +295,7 @@ def _source_text(source: Source) -> str:
     return f"format: {source.format.name if source.format else ''}"
 
 
-def describe(part: Part) -> str:
+def describe_part(part: Part) -> str:
     """Return what a part does in a few words: what it is about, and its other options as far as they are plain."""
     values = {name: getattr(part, name) for name in type(part).model_fields if name in part.model_fields_set}
     texts = {}
@@ -303,7 +303,7 @@ def describe(part: Part) -> str:
         text = _plain_text(value)
         if text:
             texts[name] = text
-    subject = next((name for name in (part.main_option, *ABOUT) if name in texts), None)
+    subject = next((name for name in (part.main_option, *SUBJECT_OPTIONS) if name in texts), None)
 
     words = [part.part_name]
     if subject:
@@ -322,7 +322,7 @@ def describe(part: Part) -> str:
 def _plain_text(value: Any) -> str:
     """Return a value as text; nothing if it is no plain one. An address goes without its user and query."""
     if isinstance(value, Part):
-        return describe(value)
+        return describe_part(value)
     if isinstance(value, tuple | list):
         return ", ".join(_plain_text(item) for item in value)
     if isinstance(value, str):
@@ -335,33 +335,33 @@ def _plain_text(value: Any) -> str:
     return ""
 
 
-def tree(root: GraphNode) -> Tree:
+def terminal_tree(root: GraphNode) -> Tree:
     """Return a node and what is below it for a terminal."""
-    root_of_tree = Tree(_line(root))
-    _grow(root_of_tree, root)
+    root_of_tree = Tree(_node_line(root))
+    _add_branches(root_of_tree, root)
     return root_of_tree
 
 
-def _grow(branch: Tree, node: GraphNode) -> None:
+def _add_branches(branch: Tree, node: GraphNode) -> None:
     for child in node.below:
-        _grow(branch.add(_line(child)), child)
+        _add_branches(branch.add(_node_line(child)), child)
 
 
-def _line(node: GraphNode) -> Text:
+def _node_line(node: GraphNode) -> Text:
     first, *others = [printable(line) for line in node.text.split("\n")]
     text = Text(first, style="bold" if node.kind in ("source", "route") else "")
-    if node.beside:
-        text.append(f"  {printable(node.beside)}", style="cyan")
+    if node.side_text:
+        text.append(f"  {printable(node.side_text)}", style="cyan")
     for line in others:
         text.append(f"\n{line}", style="dim")
     return text
 
 
-def mermaid(root: GraphNode) -> Iterator[str]:
+def mermaid_lines(root: GraphNode) -> Iterator[str]:
     """Yield the lines of a Mermaid flow chart; a table that two sinks write is drawn once."""
     yield "flowchart LR"
     chart = _Chart()
-    yield from chart.lines(root, chart.new_name(root))
+    yield from chart.node_lines(root, chart.new_name(root))
 
 
 class _Chart:
@@ -377,22 +377,22 @@ class _Chart:
             self._tables[node.text] = name
         return name
 
-    def lines(self, node: GraphNode, name: str) -> Iterator[str]:
+    def node_lines(self, node: GraphNode, name: str) -> Iterator[str]:
         """Yield the lines of a node and all below it."""
-        yield f"  {name}{SHAPES[node.kind].format(_quoted(node))}"
+        yield f"  {name}{SHAPES[node.kind].format(_quote_for_mermaid(node))}"
         for child in node.below:
             child_name = None
             if child.kind == "table":
                 child_name = self._tables.get(child.text)
             if child_name is None:
                 child_name = self.new_name(child)
-                yield from self.lines(child, child_name)
+                yield from self.node_lines(child, child_name)
             yield f"  {name} --> {child_name}"
 
 
-def _quoted(node: GraphNode) -> str:
+def _quote_for_mermaid(node: GraphNode) -> str:
     """Return the text of a node as Mermaid takes it, whatever is in it."""
     lines = node.text.split("\n")
-    if node.beside:
-        lines.append(node.beside)
-    return f'"{"<br/>".join(printable(line).translate(ENTITIES) for line in lines)}"'
+    if node.side_text:
+        lines.append(node.side_text)
+    return f'"{"<br/>".join(printable(line).translate(MERMAID_ENTITIES) for line in lines)}"'

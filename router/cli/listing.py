@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from router.config.models import Config
 
-UNLIMITED = 1_000_000
+UNLIMITED_WIDTH = 1_000_000
 """The width of what is no terminal, in characters."""
-SENTENCE = 24
+SENTENCE_WIDTH = 24
 """Characters that a column of sentences has at least; longer ones continue on the next line."""
 
 
@@ -55,7 +55,7 @@ class ListingField:
         """Return what stands above the column."""
         return self.title or self.name
 
-    def text(self, row: dict[str, Any]) -> str:
+    def text_of(self, row: dict[str, Any]) -> str:
         """Return the text of a row's cell, of which a terminal obeys nothing; a list has a line for each item."""
         value = row[self.name] if self.shown is None else self.shown(row)
         if value is None:
@@ -74,7 +74,7 @@ class ListingField:
         value = row.get(self.name)
         if isinstance(value, int | float | datetime):
             return 1, value
-        text = self.text(row).lower()
+        text = self.text_of(row).lower()
         return (2 if text else 0), text
 
 
@@ -100,7 +100,7 @@ class ListOptions:
     sort: str = ""
     only: str = ""
 
-    def choose(self, listings: Sequence[Listing]) -> list[Listing]:
+    def choose_rows(self, listings: Sequence[Listing]) -> list[Listing]:
         """Return listings with the chosen rows in order. Raises UsageError if none has the column to sort by."""
         # Only the first hyphen means descending.
         column = self.sort.removeprefix("-")
@@ -119,7 +119,7 @@ class ListOptions:
 
     def _has_text(self, listing: Listing, row: dict[str, Any]) -> bool:
         wanted = self.only.lower()
-        return any(wanted in field.text(row).lower() for field in listing.fields)
+        return any(wanted in field.text_of(row).lower() for field in listing.fields)
 
 
 watch_option = click.option(
@@ -141,7 +141,7 @@ def list_options(command: Callable[..., None]) -> Callable[..., None]:
     return with_options
 
 
-def numbers(*names: str) -> tuple[ListingField, ...]:
+def number_fields(*names: str) -> tuple[ListingField, ...]:
     """Return fields for numbers."""
     return tuple(ListingField(name, "number") for name in names)
 
@@ -158,11 +158,11 @@ def show_list(
     if options.only:
         nothing = f"no row has {options.only!r}"
     if not options.watch:
-        show_listings(config.name, options.choose(read()), as_json=as_json, nothing=nothing)
+        show_listings(config.name, options.choose_rows(read()), as_json=as_json, nothing=nothing)
         return
     from router.cli.watch import watch_stream
 
-    watch_stream(config, lambda: options.choose(read()), as_json=as_json, nothing=nothing)
+    watch_stream(config, lambda: options.choose_rows(read()), as_json=as_json, nothing=nothing)
 
 
 def show_listings(
@@ -180,7 +180,7 @@ def show_listings(
     if as_json:
         show_json({"name": about, **{listing.name: list(listing.rows) for listing in listings}})
         return
-    console = console or _console()
+    console = console or _open_console()
     filled = [listing for listing in listings if listing.rows]
     if not filled and nothing:
         console.print(Text(printable(nothing)), soft_wrap=True)
@@ -193,7 +193,7 @@ def show_sentences(sentences: Sequence[tuple[str, str]], console: Console | None
 
     Otherwise a sentence that is too long stands below its name, indented.
     """
-    console = console or _console()
+    console = console or _open_console()
     file = configuration_file()
     sentences = [(name, commands_with_file(sentence, file)) for name, sentence in sentences]
     width = max((cell_len(name) for name, _ in sentences), default=0)
@@ -208,11 +208,11 @@ def show_sentences(sentences: Sequence[tuple[str, str]], console: Console | None
         _show_wrapped(console, sentence)
 
 
-def _console() -> Console:
+def _open_console() -> Console:
     """Return the terminal, or a pipe in which nothing wraps."""
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = UNLIMITED
+        console.width = UNLIMITED_WIDTH
     return console
 
 
@@ -223,7 +223,7 @@ class _Column:
     field: ListingField
     texts: list[str]
 
-    def width(self) -> int:
+    def needed_width(self) -> int:
         """Return the characters that it needs so that no name and no number is split."""
         lines = self.field.header.split("\n")
         for text in self.texts:
@@ -232,7 +232,7 @@ class _Column:
         if self.field.kind != "sentence":
             return longest
         words = " ".join(lines).split(" ")
-        return min(longest, max(SENTENCE, *(cell_len(word) for word in words)))
+        return min(longest, max(SENTENCE_WIDTH, *(cell_len(word) for word in words)))
 
     def is_empty(self) -> bool:
         """Say whether it has nothing in any row. The batch 0, or an offset, is no number of things."""
@@ -242,47 +242,47 @@ class _Column:
 
 def show_listing(listing: Listing, console: Console | None = None) -> None:
     """Print a listing for people, as wide as the terminal is."""
-    console = console or _console()
+    console = console or _open_console()
     columns = []
     for field in listing.fields:
-        texts = [field.text(row) for row in listing.rows]
+        texts = [field.text_of(row) for row in listing.rows]
         if not console.is_terminal:
             texts = [text.replace("\n", "; ") for text in texts]
         columns.append(_Column(field, texts))
-    if _width(columns) <= console.width:
-        console.print(_table(listing.title, columns))
+    if _table_width(columns) <= console.width:
+        console.print(_make_table(listing.title, columns))
         return
 
     # What is empty or 0 in every row takes place and says one thing: it is named once.
     filled = [column for column in columns if not column.is_empty()]
     empty = [column.field.header for column in columns if column.is_empty()]
-    if _width(filled) <= console.width:
-        console.print(_table(listing.title, filled))
+    if _table_width(filled) <= console.width:
+        console.print(_make_table(listing.title, filled))
     else:
         _show_blocks(console, listing.title, filled)
     if empty:
         _show_packed(console, [f"0 or empty: {empty[0]}", *empty[1:]], between=", ")
 
 
-def _width(columns: Sequence[_Column]) -> int:
+def _table_width(columns: Sequence[_Column]) -> int:
     """Return the characters of a table with these columns, and two between them."""
-    return sum(column.width() + 2 for column in columns)
+    return sum(column.needed_width() + 2 for column in columns)
 
 
-def _rows(columns: Sequence[_Column]) -> Iterator[tuple[str, ...]]:
+def _rows_of(columns: Sequence[_Column]) -> Iterator[tuple[str, ...]]:
     return zip(*(column.texts for column in columns), strict=True)
 
 
-def _table(title: str, columns: Sequence[_Column]) -> Table:
+def _make_table(title: str, columns: Sequence[_Column]) -> Table:
     table = Table(title=title or None, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for column in columns:
         table.add_column(
             Text(column.field.header),
             justify="right" if column.field.kind == "number" else "left",
             no_wrap=column.field.kind != "sentence",
-            min_width=column.width(),
+            min_width=column.needed_width(),
         )
-    for row in _rows(columns):
+    for row in _rows_of(columns):
         # As Text, not as str: rich would take brackets in a name for its own markup.
         table.add_row(*(Text(text) for text in row))
     return table
@@ -292,7 +292,7 @@ def _show_blocks(console: Console, title: str, columns: Sequence[_Column]) -> No
     """Print each row as a block: names and numbers with their headers, then each sentence on lines of its own."""
     if title:
         console.print(Text(title, style="italic"), soft_wrap=True)
-    for row in _rows(columns):
+    for row in _rows_of(columns):
         pairs = []
         sentences = []
         for column, text in zip(columns, row, strict=True):

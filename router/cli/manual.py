@@ -25,7 +25,7 @@ def show_topic(topic: str | None) -> None:
     """Show the page TOPIC of the documentation, as Markdown in a pipe; without TOPIC, list all pages."""
     pages = pages_by_topic()
     if topic is None:
-        rows = [{"topic": name, "title": _title(path), "folder": path.parent.name} for name, path in pages.items()]
+        rows = [{"topic": name, "title": _title_of(path), "folder": path.parent.name} for name, path in pages.items()]
         show_listing(Listing("pages", "", PAGE_FIELDS, rows))
         return
     if topic not in pages:
@@ -65,5 +65,5 @@ def name_topics(text: str, page: Path) -> str:
     return _LINK.sub(without_link, text)
 
 
-def _title(page: Path) -> str:
+def _title_of(page: Path) -> str:
     return page.read_text().partition("\n")[0].removeprefix("# ")

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 DISTRIBUTION = "own-parts"
 """The name that the package has in the repository; its module and its parts have this name with `_`."""
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*([-_.][A-Za-z0-9]+)*")
-_LONGEST = 40
+_PACKAGE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*([-_.][A-Za-z0-9]+)*")
+_LONGEST_NAME = 40
 """Characters of NAME at most: its parts begin with it, and their names have 64."""
 _CONDITION = re.compile(r"(.*?) *# (if|unless) ([a-z ]+)")
 
 
-def _kinds(_context: click.Context, _option: click.Parameter, text: str) -> frozenset[str]:
+def _parse_kinds(_context: click.Context, _option: click.Parameter, text: str) -> frozenset[str]:
     """Return the kinds of parts in a list with commas."""
     kinds = [kind.strip() for kind in text.split(",")]
     for kind in kinds:
@@ -47,7 +47,7 @@ def _kinds(_context: click.Context, _option: click.Parameter, text: str) -> froz
     metavar="KIND,...",
     default=",".join(FAMILIES),
     show_default=True,
-    callback=_kinds,
+    callback=_parse_kinds,
     help="Kinds of parts that it has.",
 )
 @click.option("--force", is_flag=True, help="Overwrite files in a folder that is there already.")
@@ -61,7 +61,7 @@ def new(name: str, kinds: frozenset[str], force: bool) -> None:
     _check_name(name, folder.resolve())
     if not force and (folder.is_file() or (folder.is_dir() and any(folder.iterdir()))):
         raise click.BadParameter(f"{name} is there already; --force overwrites files in it", param_hint="NAME")
-    for path, text in _package(name, kinds):
+    for path, text in _files_of_package(name, kinds):
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
@@ -73,8 +73,10 @@ def _check_name(name: str, folder: Path) -> None:
     """Raise BadParameter for a name that a distribution or its module cannot have, or another module has."""
     module = _module_of(name)
     problem = ""
-    if not _NAME.fullmatch(name) or len(name) > _LONGEST:
-        problem = f"is not a name of at most {_LONGEST} letters and digits, with single `-`, `_` or `.` between them"
+    if not _PACKAGE_NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
+        problem = (
+            f"is not a name of at most {_LONGEST_NAME} letters and digits, with single `-`, `_` or `.` between them"
+        )
     elif iskeyword(module):
         problem = "is a word of Python, which no module can be called"
     elif spec := find_spec(module):
@@ -93,7 +95,7 @@ def _module_of(distribution: str) -> str:
     return re.sub(r"[-.]", "_", distribution).lower()
 
 
-def _package(name: str, kinds: Set[str]) -> Iterator[tuple[str, str]]:
+def _files_of_package(name: str, kinds: Set[str]) -> Iterator[tuple[str, str]]:
     """Yield path and text of each file of a package with parts of these kinds."""
     template = shipped_folder("new_plugin")
     for path in sorted(template.rglob("*.*")):
@@ -107,8 +109,8 @@ def _package(name: str, kinds: Set[str]) -> Iterator[tuple[str, str]]:
                 text += f"{line}\n"
             elif kinds.isdisjoint(condition[3].split()) == (condition[2] == "unless"):
                 text += f"{condition[1]}\n"
-        yield _renamed(str(path.relative_to(template)), name), _renamed(text, name)
+        yield _put_name_in(str(path.relative_to(template)), name), _put_name_in(text, name)
 
 
-def _renamed(text: str, name: str) -> str:
+def _put_name_in(text: str, name: str) -> str:
     return text.replace(DISTRIBUTION, name).replace(_module_of(DISTRIBUTION), _module_of(name))

@@ -33,7 +33,7 @@ def serve_page(config: Config, file: Path, address: str) -> None:
         click.echo(f"{config.name} runs, and shows itself at http://{answer['address']}/")
         return
     options = ui_at(config.ui, address, "--page") if address else config.ui or Ui()
-    graph = graph_of(config, NO_COUNTS).document()
+    graph = graph_of(config, NO_COUNTS).as_document()
     stop = threading.Event()
     with (
         LakeBoard(config) as board,

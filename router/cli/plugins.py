@@ -54,7 +54,7 @@ def show(name: str | None, as_json: bool, plugin_files: tuple[Path, ...]) -> Non
     """List every available decoder, rule, sink, encoder and view with its provider, or show the manual page of NAME."""
     registry = load_registry(plugin_files)
     if name is None:
-        rows = list(_overview(registry))
+        rows = list(_part_rows(registry))
         if as_json:
             show_json({"parts": rows})
         else:
@@ -68,16 +68,16 @@ def show(name: str | None, as_json: bool, plugin_files: tuple[Path, ...]) -> Non
     for family in registry.entries.values():
         names += family
         if name in family:
-            pages.append("\n".join(_page(family[name])))
+            pages.append("\n".join(_page_lines(family[name])))
     if not pages:
         raise click.BadParameter(f"there is no part `{name}`; {suggestion(name, names)}", param_hint="NAME")
     click.echo("\n\n".join(pages))
 
 
-def _overview(registry: Registry) -> Iterator[dict[str, Any]]:
+def _part_rows(registry: Registry) -> Iterator[dict[str, Any]]:
     for kind, family in registry.entries.items():
         for name, entry in family.items():
-            summary, _, _ = _manual(entry).partition("\n")
+            summary, _, _ = _manual_text(entry).partition("\n")
             yield {"kind": kind, "name": name, "summary": summary, "provider": entry.provider}
 
 
@@ -89,14 +89,14 @@ PART_FIELDS = (
 )
 
 
-def _page(entry: Entry) -> Iterator[str]:
+def _page_lines(entry: Entry) -> Iterator[str]:
     yield f"{entry.name} - {entry.kind} of {entry.provider}"
     yield ""
-    yield _manual(entry)
+    yield _manual_text(entry)
     yield ""
     yield "Options:" if entry.part.model_fields else "No options."
     for name, field in options_of(entry.part).items():
-        line = f"  {name}: {kind_text(field.annotation)}{_default(field)}"
+        line = f"  {name}: {kind_text(field.annotation)}{_default_text(field)}"
         if name == entry.part.main_option:
             line += "; the main option, for a bare value"
         yield line
@@ -104,11 +104,11 @@ def _page(entry: Entry) -> Iterator[str]:
             yield f"      {field.description}"
 
 
-def _manual(entry: Entry) -> str:
+def _manual_text(entry: Entry) -> str:
     return inspect.cleandoc(entry.part.__doc__ or "")
 
 
-def _default(field: FieldInfo) -> str:
+def _default_text(field: FieldInfo) -> str:
     if field.is_required():
         return ", required"
     default = field.get_default(call_default_factory=True)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from router.cli import config_argument, existing_file, master_option, plugin_option
-from router.cli.dead_letters import LETTER_GROUP_FIELDS, cut, group_row
+from router.cli.dead_letters import LETTER_GROUP_FIELDS, group_row, shorten_text
 from router.cli.documents import json_option, show_json
-from router.cli.listing import Listing, ListingField, numbers, show_listings, show_sentences
+from router.cli.listing import Listing, ListingField, number_fields, show_listings, show_sentences
 from router.cli.saves import runs_at_saves
 from router.cli.session import watched_session
 from router.cli.values import parse_since
@@ -174,7 +174,7 @@ def _shown_whole(value: str | dict[str, Any]) -> str:
 
 
 def _shown(value: str | dict[str, Any]) -> str:
-    return cut(_shown_whole(value))
+    return shorten_text(_shown_whole(value))
 
 
 def _show_differences(config: Config, found: Comparison, *, whole: bool) -> None:
@@ -245,26 +245,26 @@ def _row(config: Config, target: str) -> dict[str, str]:
 
 TABLE_FIELDS = (
     ListingField("table"),
-    *numbers("rows"),
+    *number_fields("rows"),
     ListingField("route"),
     ListingField("sink"),
     ListingField("change"),
     ListingField("columns", "sentence"),
     ListingField("merge", "sentence"),
 )
-SINK_FIELDS = (ListingField("route"), ListingField("sink"), *numbers("rows"))
+SINK_FIELDS = (ListingField("route"), ListingField("sink"), *number_fields("rows"))
 LETTER_FIELDS = (
     *(field for field in LETTER_GROUP_FIELDS if field.name in ("count", "stage", "route", "sink", "reason")),
     ListingField("value", "sentence"),
 )
 DIFFERENCE_FIELDS = (
     ListingField("table"),
-    *numbers("before", "now", "only_before", "only_now", "changed"),
+    *number_fields("before", "now", "only_before", "only_now", "changed"),
     ListingField("columns", "sentence"),
     ListingField("types", "sentence"),
 )
 FATE_FIELDS = (
-    *numbers("records"),
+    *number_fields("records"),
     *(ListingField(name) for name in ("before", "now", "record")),
     ListingField("reason", "sentence"),
 )

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 SHOWN_AFTER = 2.0
 """Seconds until the line appears: what ends sooner needs none."""
-ASK_SECONDS = 1.0
+ASK_SPARK_SECONDS = 1.0
 PIPE_SECONDS = 30.0
 """Seconds between two lines about work in a pipe."""
 log = logging.getLogger("router")
-_FEW = 2
+_LEAST_DONE = 2
 """Things that must be done before the time of the others is estimated."""
 
 
 class Estimate:
-    """The seconds that the rest of some things takes, by those that are done since the first call of `rest`."""
+    """The seconds that the rest of some things takes, by those done since the first call of `remaining_seconds`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -37,18 +37,18 @@ class Estimate:
         self._before: int | None = None
         """What was done at the first call."""
 
-    def rest(self, done: int, of: int) -> float | None:
+    def remaining_seconds(self, done: int, of: int) -> float | None:
         """Return the seconds until all are done; None while too few are to tell."""
         if self._before is None:
             self._began = self._clock()
             self._before = done
         since = done - self._before
-        if since < _FEW or done >= of:
+        if since < _LEAST_DONE or done >= of:
             return None
         return (self._clock() - self._began) / since * (of - done)
 
 
-def sentence(what: str, done: int, of: int, unit: str, rest: float | None) -> str:
+def progress_sentence(what: str, done: int, of: int, unit: str, rest: float | None) -> str:
     """Return the line: `games: 34 of 120 tables, about 40 s left`."""
     text = f"{what}: {done:,} of {of:,} {unit}"
     if rest is None:
@@ -69,7 +69,7 @@ def progress_line(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, of: None
         return
     with _CountedProgress(what, unit, console) as progress:
-        yield progress.tell
+        yield progress.set_count
 
 
 class _CountedProgress(BackgroundThread):
@@ -83,16 +83,16 @@ class _CountedProgress(BackgroundThread):
         self._latest = f"{what}: starting"
         self._status = Status(self._latest, console=console)
 
-    def tell(self, done: int, of: int) -> None:
+    def set_count(self, done: int, of: int) -> None:
         """Take the next count."""
-        self._latest = sentence(self._what, done, of, self._unit, self._estimate.rest(done, of))
+        self._latest = progress_sentence(self._what, done, of, self._unit, self._estimate.remaining_seconds(done, of))
 
     def _run(self) -> None:
         if self._ended.wait(SHOWN_AFTER):
             return
         with self._status:
             self._status.update(self._latest)
-            while not self._ended.wait(ASK_SECONDS):
+            while not self._ended.wait(ASK_SPARK_SECONDS):
                 self._status.update(self._latest)
 
 
@@ -121,7 +121,7 @@ class SparkProgress(BackgroundThread):
     def _run(self) -> None:
         estimate = Estimate()
         estimated: tuple[int, ...] = ()
-        while not self._ended.wait(ASK_SECONDS):
+        while not self._ended.wait(ASK_SPARK_SECONDS):
             try:
                 stages, done, of = running_tasks(self._session)
             except Exception:  # Spark stops; whatever else fails here is no reason to end the command
@@ -133,7 +133,7 @@ class SparkProgress(BackgroundThread):
             if stages != estimated:
                 estimate = Estimate()
                 estimated = stages
-            self._show(sentence(self._what, done, of, "tasks of Spark", estimate.rest(done, of)))
+            self._show(progress_sentence(self._what, done, of, "tasks of Spark", estimate.remaining_seconds(done, of)))
 
 
 def running_tasks(session: SparkSession) -> tuple[tuple[int, ...], int, int]:

@@ -10,7 +10,7 @@ import click
 
 from router.cli import config_argument, echo_message, plugin_option
 from router.cli.documents import json_option, show_json
-from router.cli.listing import Listing, ListingField, ListOptions, list_options, numbers, show_list, show_listings
+from router.cli.listing import Listing, ListingField, ListOptions, list_options, number_fields, show_list, show_listings
 from router.config.loader import load_config
 from router.errors import StartError
 from router.registry import load_registry
@@ -33,13 +33,13 @@ def waiting_rows(command: Callable[..., None]) -> Callable[..., None]:
     @click.argument("patterns", metavar="[TABLE]...", nargs=-1)
     @plugin_option
     @wraps(command)
-    def chosen(
+    def with_waiting_rows(
         file: Path, patterns: tuple[str, ...], route: str | None, plugin_files: tuple[Path, ...], **options: Any
     ) -> None:
         config = load_config(file, load_registry(plugin_files)).config
-        command(_Waiting.read(config, route, patterns), **options)
+        command(_Waiting.read_waiting(config, route, patterns), **options)
 
-    return chosen
+    return with_waiting_rows
 
 
 @click.group(short_help="Show, approve, release or discard quarantined rows.")
@@ -61,12 +61,12 @@ def quarantine() -> None:
 def list_rows(waiting: _Waiting, list_options: ListOptions, as_json: bool) -> None:
     """Show the rows of the configuration FILE that wait, by table, and why."""
 
-    def read() -> list[Listing]:
+    def read_rows() -> list[Listing]:
         # Those that stand above were read a moment ago: only who watches needs them again.
-        now = _Waiting.read(waiting.config, waiting.route, waiting.patterns) if list_options.watch else waiting
-        return [now.listing(now.rows)]
+        now = _Waiting.read_waiting(waiting.config, waiting.route, waiting.patterns) if list_options.watch else waiting
+        return [now.listing_of(now.rows)]
 
-    show_list(waiting.config, read, list_options, as_json=as_json, nothing=waiting.nothing)
+    show_list(waiting.config, read_rows, list_options, as_json=as_json, nothing=waiting.line_without_rows)
 
 
 @quarantine.command(short_help="Approve the new columns that rows need.")
@@ -84,8 +84,8 @@ def approve(waiting: _Waiting, show: bool, as_json: bool) -> None:
     waits_for_approval = [quarantined for quarantined in waiting.rows if quarantined.cause is None]
     deciding = _Deciding(waiting, waits_for_approval, as_json)
     if not show:
-        deciding.approve(waits_for_approval)
-    deciding.end()
+        deciding.approve_rows(waits_for_approval)
+    deciding.print_end()
 
 
 @quarantine.command()
@@ -104,12 +104,12 @@ def release(waiting: _Waiting, as_json: bool) -> None:
             needs_approval.append(quarantined)
             continue
         try_now(waiting.store, quarantined.place)
-        deciding.note("tried next", quarantined.place, quarantined.rows)
+        deciding.note_decision("tried next", quarantined.place, quarantined.rows)
     for place in waiting.blocked_without_rows:
         try_now(waiting.store, place)
-        deciding.note("tried next", place, 0)
-    deciding.approve(needs_approval)
-    deciding.end()
+        deciding.note_decision("tried next", place, 0)
+    deciding.approve_rows(needs_approval)
+    deciding.print_end()
 
 
 @quarantine.command()
@@ -130,8 +130,8 @@ def discard(waiting: _Waiting, yes: bool, as_json: bool) -> None:
         click.confirm("Make these rows dead letters?", abort=True)
     for quarantined in waiting.rows:
         write_approval(waiting.store, quarantined, discard=True)
-        deciding.note("will be dead letters", quarantined.place, quarantined.rows)
-    deciding.end()
+        deciding.note_decision("will be dead letters", quarantined.place, quarantined.rows)
+    deciding.print_end()
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class _Waiting:
     patterns: tuple[str, ...]
 
     @classmethod
-    def read(cls, config: Config, route: str | None, patterns: tuple[str, ...]) -> _Waiting:
+    def read_waiting(cls, config: Config, route: str | None, patterns: tuple[str, ...]) -> _Waiting:
         """Read what waits, of a route if one is named, and for the tables that match a pattern if there are any."""
         from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
         from router.engine.quarantine.table import list_quarantined, pending_releases
@@ -168,7 +168,7 @@ class _Waiting:
         return cls(config, store, chosen, without_rows, route, patterns)
 
     @property
-    def nothing(self) -> str:
+    def line_without_rows(self) -> str:
         """Return the line that people see if no rows wait."""
         line = f"no rows of {self.config.name} wait"
         if self.route:
@@ -177,16 +177,16 @@ class _Waiting:
             line += f" for {', '.join(self.patterns)}"
         return line
 
-    def listing(self, rows: list[Quarantined]) -> Listing:
+    def listing_of(self, rows: list[Quarantined]) -> Listing:
         """Return rows as they are printed."""
         # Rows that wait for an approval have no cause: their reason are the columns that their table lacks.
         has_cause = any(quarantined.cause is not None for quarantined in rows)
         title = "why" if has_cause else "would gain"
         fields = (*WAITING_FIELDS, ListingField("reason", "sentence", title, shown=_shown_reason))
         keys = ("table", "route", "sink", "waits_for")
-        return Listing("quarantined", "", fields, self.facts(rows), keys)
+        return Listing("quarantined", "", fields, self.facts_of(rows), keys)
 
-    def facts(self, rows: list[Quarantined]) -> list[dict[str, Any]]:
+    def facts_of(self, rows: list[Quarantined]) -> list[dict[str, Any]]:
         """Return what is known of rows that wait."""
         from router.engine.quarantine.table import WAITS_FOR, pending_releases
 
@@ -204,7 +204,7 @@ class _Waiting:
                     "oldest": quarantined.since,
                     "written_with": list(quarantined.versions),
                     "waits_for": WAITS_FOR[quarantined.kind],
-                    "reason": _reasons(quarantined),
+                    "reason": _reasons_of(quarantined),
                     "approved": (place, quarantined.kind) in approved,
                 }
             )
@@ -220,13 +220,13 @@ class _Deciding:
     def __init__(self, waiting: _Waiting, rows: list[Quarantined], as_json: bool) -> None:
         self.waiting = waiting
         self.as_json = as_json
-        self.listing = waiting.listing(rows)
+        self.listing = waiting.listing_of(rows)
         self.decided: list[dict[str, Any]] = []
         self.conflicting: list[Quarantined] = []
         if not as_json:
-            show_listings(waiting.config.name, [self.listing], nothing=waiting.nothing)
+            show_listings(waiting.config.name, [self.listing], nothing=waiting.line_without_rows)
 
-    def note(self, decision: str, place: Place, rows: int) -> None:
+    def note_decision(self, decision: str, place: Place, rows: int) -> None:
         """Print what was decided for the rows of a table, under the names that people see."""
         route, sink = self.waiting.config.shown_names(place.route, place.sink)
         if not self.as_json:
@@ -234,7 +234,7 @@ class _Deciding:
             click.echo(f"{decision}: {place.table}, {what}")
         self.decided.append({"table": place.table, "route": route, "sink": sink, "rows": rows, "decision": decision})
 
-    def approve(self, rows: list[Quarantined]) -> None:
+    def approve_rows(self, rows: list[Quarantined]) -> None:
         """Approve what can be; remember what cannot."""
         from router.engine.quarantine.table import write_approval
 
@@ -243,9 +243,9 @@ class _Deciding:
                 self.conflicting.append(quarantined)
                 continue
             write_approval(self.waiting.store, quarantined)
-            self.note("approved", quarantined.place, quarantined.rows)
+            self.note_decision("approved", quarantined.place, quarantined.rows)
 
-    def end(self) -> None:
+    def print_end(self) -> None:
         """Print the document, and name rows that cannot be approved: exit code 1, or 2 if none could."""
         if self.as_json:
             show_json({"name": self.waiting.config.name, "quarantined": self.listing.rows, "decided": self.decided})
@@ -276,13 +276,13 @@ WAITING_FIELDS = (
     ListingField("table"),
     ListingField("route"),
     ListingField("sink"),
-    *numbers("rows"),
+    *number_fields("rows"),
     ListingField("oldest", title="oldest record", compared=False),
     ListingField("written_with", "sentence", "written with", shown=_shown_versions),
 )
 
 
-def _reasons(quarantined: Quarantined) -> list[str]:
+def _reasons_of(quarantined: Quarantined) -> list[str]:
     """Return why rows wait: what is wrong with their table, or how they would change it, a line per column."""
     from router.delta.schema_diff import type_shape
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from router.cli import accept_option, config_argument, master_option, plugin_option
-from router.cli.dead_letters import cut, letter_options
+from router.cli.dead_letters import letter_options, shorten_text
 from router.cli.documents import json_option, show_json
-from router.cli.listing import Listing, ListingField, numbers, show_listing
+from router.cli.listing import Listing, ListingField, number_fields, show_listing
 from router.cli.session import stream_held_off, watched_session
 from router.cli.values import parse_since
 from router.config.loader import load_config
@@ -103,11 +103,11 @@ def replay(
         context = ReprocessContext.of(loaded, spark, stop)
         command = _Command(context, loaded.registry, choice, "other-order" in accepted, output)
         if send:
-            is_delivered = command.send()
+            is_delivered = command.send_choice()
         else:
-            command.show()
+            command.show_choice()
             is_delivered = True
-    output.end(config.name)
+    output.print_document(config.name)
     raise SystemExit(int(not is_delivered))
 
 
@@ -179,17 +179,17 @@ class _Output:
         self.as_json = as_json
         self.document: dict[str, list[dict[str, Any]]] = {"dead_letters": [], "rows": [], "sent": []}
 
-    def list(self, listing: Listing) -> None:
+    def print_list(self, listing: Listing) -> None:
         """Print a list."""
         self.document[listing.name] += listing.rows
         if not self.as_json:
             show_listing(listing)
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Print a line, which is no part of the document."""
         click.echo(line, err=self.as_json)
 
-    def end(self, name: str) -> None:
+    def print_document(self, name: str) -> None:
         """Print the document about a configuration."""
         if self.as_json:
             show_json({"name": name, **self.document})
@@ -205,26 +205,26 @@ class _Command:
     accept: bool
     output: _Output
 
-    def show(self) -> None:
+    def show_choice(self) -> None:
         """Print what would be sent, and change nothing."""
         is_shown = False
         if self.choice.rows is not None:
-            is_shown = _show_all(self.output, list(self._resenders(self.context)), self.choice.rows)
+            is_shown = _show_all(self.output, list(self._make_resenders(self.context)), self.choice.rows)
         if self.choice.letters:
-            letters = self._letters(self.context)
+            letters = self._letter_replay(self.context)
             cut_off = letters.cut_off()
             if cut_off:
-                self.output.say(f"{cut_off.name} was cut off; the next replay ends it first")
+                self.output.print_line(f"{cut_off.name} was cut off; the next replay ends it first")
             replay = letters.begin(self.choice.letters)
             if replay:
                 # Decoder and registry are asked only if there is a letter to decode.
-                outcomes = self._letters(self.context.with_decoder()).show(replay)
+                outcomes = self._letter_replay(self.context.with_decoder()).show(replay)
                 _show_letters(self.output, self.context.config, outcomes, "what would become of dead letters today")
                 is_shown = True
         if not is_shown:
-            self.output.say("there is nothing to send again")
+            self.output.print_line("there is nothing to send again")
 
-    def send(self) -> bool:
+    def send_choice(self) -> bool:
         """Send what is chosen; say whether all of what a sink kept was delivered. One replay at a time."""
         from router.engine.start.run_lock import locked
 
@@ -243,12 +243,12 @@ class _Command:
                 locks.enter_context(stream_held_off(self.context.checkpoint, name, refusal))
             context = self.context.with_executors(self.registry, "replay")
             if self.choice.rows is not None:
-                for resender in self._resenders(context):
-                    is_delivered &= _replay(self.output, resender, self.choice.rows)
+                for resender in self._make_resenders(context):
+                    is_delivered &= _send_rows(self.output, resender, self.choice.rows)
             if letters:
                 self._send_letters(context.with_decoder(), letters)
             elif not self.choice.sinks:
-                self.output.say("there is nothing to send again")
+                self.output.print_line("there is nothing to send again")
         return is_delivered
 
     def _letters_to_send(self) -> DeadLetterFilter | None:
@@ -256,28 +256,28 @@ class _Command:
         chosen = self.choice.letters
         if chosen is None:
             return None
-        letters = self._letters(self.context)
+        letters = self._letter_replay(self.context)
         if letters.cut_off() or letters.begin(chosen):
             return chosen
         return None
 
     def _send_letters(self, context: ReprocessContext, chosen: DeadLetterFilter) -> None:
         """Send the dead letters of a replay that was cut off, then the chosen ones."""
-        letters = self._letters(context)
+        letters = self._letter_replay(context)
         cut_off = letters.cut_off()
         if cut_off:
-            self.output.say(f"{cut_off.name} was cut off, and is ended first")
+            self.output.print_line(f"{cut_off.name} was cut off, and is ended first")
             _show_letters(self.output, context.config, letters.send(cut_off), f"what {cut_off.name} has done")
         replay = letters.begin(chosen)
         if replay:
             _show_letters(self.output, context.config, letters.send(replay), f"what {replay.name} has done")
 
-    def _letters(self, context: ReprocessContext) -> DeadLetterReplay:
+    def _letter_replay(self, context: ReprocessContext) -> DeadLetterReplay:
         from router.engine.reprocess.replay import DeadLetterReplay
 
         return DeadLetterReplay(context, self.accept)
 
-    def _resenders(self, context: ReprocessContext) -> Iterator[Resender]:
+    def _make_resenders(self, context: ReprocessContext) -> Iterator[Resender]:
         from router.engine.reprocess.resend import Resender
 
         for route, name, sink in self.choice.sinks:
@@ -313,10 +313,10 @@ def _show_letters(output: _Output, config: Config, outcomes: list[DeadLetterOutc
                 "taken": outcome.taken,
                 "where_to": outcome.obstacle or targets,
                 "stay": outcome.rows - outcome.taken,
-                "such_as": cut(outcome.reason),
+                "such_as": shorten_text(outcome.reason),
             }
         )
-    output.list(Listing("dead_letters", title, LETTER_FIELDS, rows))
+    output.print_list(Listing("dead_letters", title, LETTER_FIELDS, rows))
 
 
 def _show_all(output: _Output, resenders: list[Resender], chosen: ReplayFilter) -> bool:
@@ -333,26 +333,26 @@ def _show_all(output: _Output, resenders: list[Resender], chosen: ReplayFilter) 
     for resender in resenders:
         cut_off = resender.cut_off()
         if cut_off:
-            output.say(f"{resender.key}: {cut_off.name} was cut off; the next replay ends it first")
+            output.print_line(f"{resender.key}: {cut_off.name} was cut off; the next replay ends it first")
     return has_rows
 
 
-def _replay(output: _Output, resender: Resender, chosen: ReplayFilter) -> bool:
+def _send_rows(output: _Output, resender: Resender, chosen: ReplayFilter) -> bool:
     """Send the chosen rows; say whether all of them were delivered."""
     is_delivered = True
-    for run, rows in _runs(output, resender, chosen):
+    for run, rows in _runs_to_send(output, resender, chosen):
         _show_rows(output, [(resender, rows)], f"what is sent by {run.name}")
         is_delivered &= _show_sent(output, resender, run, rows, resender.send(run, rows))
     return is_delivered
 
 
-def _runs(
+def _runs_to_send(
     output: _Output, resender: Resender, chosen: ReplayFilter
 ) -> Iterator[tuple[NamedRun[ReplayFilter], ReplayRows]]:
     """Yield a replay that was killed before, and then the new one."""
     cut_off = resender.cut_off()
     if cut_off:
-        output.say(f"{resender.key}: {cut_off.name} was cut off, and is ended first")
+        output.print_line(f"{resender.key}: {cut_off.name} was cut off, and is ended first")
         yield cut_off, resender.resume(cut_off)
     if resender.stop.is_set():
         return
@@ -381,7 +381,7 @@ def _show_sent(
         outcome += f"; {resent.in_doubt:,} in doubt: an attempt ended without an answer, so the API may have them twice"
     if not_sent:
         outcome += f": {resent.left or 'it was stopped'}"
-    output.say(f"{resender.key}: {run.name}: {outcome}")
+    output.print_line(f"{resender.key}: {run.name}: {outcome}")
     route, sink = resender.config.shown_names(resender.route, resender.name)
     facts = {"replay": run.name, "route": route, "sink": sink, "in_doubt": resent.in_doubt}
     output.document["sent"].append({**facts, **{name.replace(" ", "_"): count for name, count in counts.items()}})
@@ -395,9 +395,9 @@ def _show_rows(output: _Output, by_resender: list[tuple[Resender, ReplayRows]], 
         route, sink = resender.config.shown_names(resender.route, resender.name)
         lines += [{"route": route, "sink": sink, **_group_row(group)} for group in rows.groups]
     if not lines:
-        output.say("there is nothing to send again")
+        output.print_line("there is nothing to send again")
         return
-    output.list(Listing("rows", title, KEPT_ROW_FIELDS, lines))
+    output.print_list(Listing("rows", title, KEPT_ROW_FIELDS, lines))
     for resender, rows in by_resender:
         if rows.gone:
             _show_gone(output, resender, rows.gone)
@@ -408,7 +408,7 @@ def _show_gone(output: _Output, resender: Resender, gone: int) -> None:
     bronze = "there is no `bronze` that has their records"
     if config.bronze:
         bronze = f"{config.bronze.table} has their records"
-    output.say(
+    output.print_line(
         f"{gone:,} more rows are not in {resender.outbox} any more (outbox_retention: {config.outbox_retention}) and "
         f"cannot be sent; {bronze}, and {config.dead_letters} the rows of those that are dead"
     )
@@ -422,7 +422,7 @@ def _group_row(group: ReplayGroup) -> dict[str, Any]:
         "calls": group.calls,
         "oldest": datetime.fromtimestamp(group.oldest, timezone.utc),
         "newest": datetime.fromtimestamp(group.newest, timezone.utc),
-        "such_as": cut(group.reason or ""),
+        "such_as": shorten_text(group.reason or ""),
     }
 
 
@@ -431,16 +431,16 @@ LETTER_FIELDS = (
     ListingField("route"),
     ListingField("sink"),
     ListingField("dead_letters", "number", "dead letters"),
-    *numbers("taken"),
+    *number_fields("taken"),
     ListingField("where_to", "sentence", "where to"),
-    *numbers("stay"),
+    *number_fields("stay"),
     ListingField("such_as", "sentence", "such as"),
 )
 KEPT_ROW_FIELDS = (
     ListingField("route"),
     ListingField("sink"),
     ListingField("status"),
-    *numbers("answer", "rows", "calls"),
+    *number_fields("answer", "rows", "calls"),
     ListingField("oldest"),
     ListingField("newest"),
     ListingField("such_as", "sentence", "such as"),

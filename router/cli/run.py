@@ -99,19 +99,19 @@ def run(
         with (
             stopped_by_signals(stop, lambda: board.snapshot().progress) as ended,
             Watcher(config.name, json_lines=json_logs) as watcher,
-            served(config, board, file),
+            serve_status(config, board, file),
             spark_session(config, master) as spark,
         ):
             from router.engine.stream import RunOptions
             from router.engine.stream import run as run_stream
 
             options = RunOptions(
-                trigger=_trigger(once, every, continuous),
+                trigger=_choose_trigger(once, every, continuous),
                 refresh=refresh_schema,
                 accept=accepted,
                 wait_for_topic=wait_for_topic,
-                watch=watcher.step,
-                finished=watcher.finished,
+                watch=watcher.show_step,
+                finished=watcher.log_batch,
                 stop=stop,
                 status=board,
             )
@@ -146,7 +146,7 @@ def ui_at(ui: Ui | None, address: str, option: str) -> Ui:
 
 
 @contextmanager
-def served(config: Config, board: StatusBoard, file: Path) -> Iterator[None]:
+def serve_status(config: Config, board: StatusBoard, file: Path) -> Iterator[None]:
     """Serve the status of a run while it lasts, if that is asked for."""
     if config.ui is None:
         yield
@@ -156,7 +156,7 @@ def served(config: Config, board: StatusBoard, file: Path) -> Iterator[None]:
     from router.engine.status.server import StatusServer
     from router.engine.status.summary import noted_address
 
-    graph = graph_of(config, NO_COUNTS).document()
+    graph = graph_of(config, NO_COUNTS).as_document()
     server = StatusServer(board, config.ui, config.metrics, str(file), graph)
     with ExitStack() as readers:
         readers.enter_context(server)
@@ -172,7 +172,7 @@ def served(config: Config, board: StatusBoard, file: Path) -> Iterator[None]:
         yield
 
 
-def _trigger(once: bool, every: str | None, continuous: bool) -> Trigger | None:
+def _choose_trigger(once: bool, every: str | None, continuous: bool) -> Trigger | None:
     if sum((once, every is not None, continuous)) > 1:
         raise click.UsageError("give one of --once, --every and --continuous")
     if not once and every is None and not continuous:

@@ -92,10 +92,10 @@ def status(
     # Cron knows by the code whether to wake a person: 2 for what is down, whatever else is wrong.
     code = max((EXIT_CODES[finding["severity"]] for finding in summary["findings"]), default=0)
     if as_json:
-        show_json(_document(summary, code))
+        show_json(_status_document(summary, code))
     else:
-        click.echo(headline(summary, now))
-        show_sentences([*reasons(summary["findings"], summary["verdict"]), *sentences(summary, now)])
+        click.echo(headline_of(summary, now))
+        show_sentences([*reason_lines(summary["findings"], summary["verdict"]), *subject_sentences(summary, now)])
     raise SystemExit(code)
 
 
@@ -109,7 +109,7 @@ def findings_of(summary: StreamSummary, max_age: timedelta | None, file: str, no
     return [*map(asdict, late), *summary["findings"]]
 
 
-def reasons(findings: list[dict[str, Any]], verdict: str) -> list[tuple[str, str]]:
+def reason_lines(findings: list[dict[str, Any]], verdict: str) -> list[tuple[str, str]]:
     """Return a line for each finding, with its command; without one whether all is well."""
     lines = [line_of(finding["text"], finding["command"]) for finding in findings]
     if not lines:
@@ -117,7 +117,7 @@ def reasons(findings: list[dict[str, Any]], verdict: str) -> list[tuple[str, str
     return [("why", printable(line)) for line in lines]
 
 
-def _document(summary: StreamSummary, code: int) -> dict[str, Any]:
+def _status_document(summary: StreamSummary, code: int) -> dict[str, Any]:
     why = [finding["text"] for finding in summary["findings"]]
     document: dict[str, Any] = {**summary, "exit_code": code, "why": why}
     for name in TIME_FIELDS:
@@ -141,11 +141,11 @@ WARNING_SECONDS = 3600.0
 NOT_KNOWN = "not known yet"
 
 
-def headline(summary: StreamSummary, now: float) -> str:
+def headline_of(summary: StreamSummary, now: float) -> str:
     """Return the name of a stream and what it does."""
     state = summary["state"]
     if summary["since"] is not None and state != "running":
-        state = f"{state} for {_age(summary['since'], now)}"
+        state = f"{state} for {_age_of(summary['since'], now)}"
     if summary["step"]:
         state = f"{state}, {summary['step']}"
         # Of a step that ends soon this would change with each look.
@@ -154,54 +154,54 @@ def headline(summary: StreamSummary, now: float) -> str:
     return printable(f"{summary['name']}: {state}")
 
 
-def sentences(summary: StreamSummary, now: float) -> list[tuple[str, str]]:
+def subject_sentences(summary: StreamSummary, now: float) -> list[tuple[str, str]]:
     """Return what is known, a line for each subject; always the same ones."""
     newest = "-"
     if summary["newest_record"] is not None:
-        newest = f"{_age(summary['newest_record'], now)} old"
+        newest = f"{_age_of(summary['newest_record'], now)} old"
     subjects = [
-        ("seen by", _witness(summary)),
-        ("last batch", _last_batch(summary, now)),
-        ("lag", _lag(summary, now)),
+        ("seen by", _witness_sentence(summary)),
+        ("last batch", _last_batch_sentence(summary, now)),
+        ("lag", _lag_sentence(summary, now)),
         ("newest record", newest),
-        ("tables", _tables(summary)),
-        ("dead letters", _dead_letters(summary)),
-        ("quarantine", _quarantine(summary, now)),
-        ("outboxes", _outboxes(summary, now)),
-        ("views", _views(summary, now)),
-        ("fields", _unknown_fields(summary)),
-        ("warning", _warning(summary, now)),
+        ("tables", _tables_sentence(summary)),
+        ("dead letters", _dead_letters_sentence(summary)),
+        ("quarantine", _quarantine_sentence(summary, now)),
+        ("outboxes", _outboxes_sentence(summary, now)),
+        ("views", _views_sentence(summary, now)),
+        ("fields", _unknown_fields_sentence(summary)),
+        ("warning", _warning_sentence(summary, now)),
     ]
     return [(subject, printable(sentence)) for subject, sentence in subjects]
 
 
-def _witness(summary: StreamSummary) -> str:
+def _witness_sentence(summary: StreamSummary) -> str:
     if summary["source"] == "stream":
         return f"the stream, at {summary['address']}"
     return "lake and checkpoint; start with `--ui`, or `ui`, to see what the stream does now"
 
 
-def _age(moment: float, now: float) -> str:
+def _age_of(moment: float, now: float) -> str:
     from router.engine.status.findings import age
 
     return age(moment, now)
 
 
-def _last_batch(summary: StreamSummary, now: float) -> str:
+def _last_batch_sentence(summary: StreamSummary, now: float) -> str:
     if summary["batch"] is None or summary["batch_ended"] is None:
         return "none yet"
-    return f"{summary['batch']}, {_age(summary['batch_ended'], now)} ago, {summary['batch_records'] or 0:,} records"
+    return f"{summary['batch']}, {_age_of(summary['batch_ended'], now)} ago, {summary['batch_records'] or 0:,} records"
 
 
-def _lag(summary: StreamSummary, now: float) -> str:
+def _lag_sentence(summary: StreamSummary, now: float) -> str:
     if summary["lag"] is None:
         return "-"
     if summary["lag_read"] is None:
         return f"{summary['lag']:,} records"
-    return f"{summary['lag']:,} records, {_age(summary['lag_read'], now)} ago"
+    return f"{summary['lag']:,} records, {_age_of(summary['lag_read'], now)} ago"
 
 
-def _tables(summary: StreamSummary) -> str:
+def _tables_sentence(summary: StreamSummary) -> str:
     text = "-"
     if summary["tables"] is not None:
         text = f"{summary['tables']:,} got rows since the start"
@@ -211,7 +211,7 @@ def _tables(summary: StreamSummary) -> str:
     return f"{text}; cannot be written: {join_names(causes)}; see `router tables FILE`"
 
 
-def _dead_letters(summary: StreamSummary) -> str:
+def _dead_letters_sentence(summary: StreamSummary) -> str:
     since = "in the last batch"
     if summary["source"] == "stream":
         since = "since the start"
@@ -224,17 +224,17 @@ def _dead_letters(summary: StreamSummary) -> str:
     return f"{by_cause} {since}, one for each sink that refuses a record; see `router dead-letters FILE`"
 
 
-def _quarantine(summary: StreamSummary, now: float) -> str:
+def _quarantine_sentence(summary: StreamSummary, now: float) -> str:
     if not summary["quarantined"]:
         return NOT_KNOWN if summary["verdict"] == "unknown" else "no rows"
     tables = [f"{table} ({rows:,} rows)" for table, rows in sorted(summary["quarantined"].items())]
     since = ""
     if summary["quarantined_since"] is not None:
-        since = f"; the oldest record is {_age(summary['quarantined_since'], now)} old"
+        since = f"; the oldest record is {_age_of(summary['quarantined_since'], now)} old"
     return f"{join_names(tables)}{since}; see `router quarantine list FILE`"
 
 
-def _unknown_fields(summary: StreamSummary) -> str:
+def _unknown_fields_sentence(summary: StreamSummary) -> str:
     if not summary["unknown_fields"]:
         return "-"
     names = join_names([f"{name} ({events:,} events)" for name, events in summary["unknown_fields"].items()])
@@ -242,14 +242,14 @@ def _unknown_fields(summary: StreamSummary) -> str:
     return f"{names}: {change}"
 
 
-def _warning(summary: StreamSummary, now: float) -> str:
+def _warning_sentence(summary: StreamSummary, now: float) -> str:
     """Return the last warning, unless it is so old that it is over: the findings have what is wrong now."""
     if not summary["warning"] or now - summary["warned"] > WARNING_SECONDS:
         return "-"
-    return f"{summary['warning']} ({_age(summary['warned'], now)} ago)"
+    return f"{summary['warning']} ({_age_of(summary['warned'], now)} ago)"
 
 
-def _views(summary: StreamSummary, now: float) -> str:
+def _views_sentence(summary: StreamSummary, now: float) -> str:
     """Return which views fail, since when, and why the first of them does."""
     failed = [view for view in summary["views"] if view["failed"]]
     if not failed:
@@ -257,17 +257,17 @@ def _views(summary: StreamSummary, now: float) -> str:
     since = failed[0].get("failed_since")
     text = failed[0]["failed"]
     if since is not None:
-        text = f"{text} (for {_age(since, now)})"
+        text = f"{text} (for {_age_of(since, now)})"
     if len(failed) > 1:
         text = f"{text}; and {len(failed) - 1:,} more"
     return f"{text}; see `router views FILE`"
 
 
-def _outboxes(summary: StreamSummary, now: float) -> str:
+def _outboxes_sentence(summary: StreamSummary, now: float) -> str:
     if not summary["outboxes"]:
         return NOT_KNOWN if summary["verdict"] == "unknown" else "no rows"
     sinks = [f"{sink} ({rows:,} rows)" for sink, rows in sorted(summary["outboxes"].items())]
     since = ""
     if summary["outbox_since"] is not None:
-        since = f"; the oldest came {_age(summary['outbox_since'], now)} ago"
+        since = f"; the oldest came {_age_of(summary['outbox_since'], now)} ago"
     return f"{join_names(sinks)}{since}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from router.cli import config_argument, plugin_option
-from router.cli.archives import configuration_files, pack, ship_distributions
+from router.cli.archives import configuration_files, ship_distributions, write_zip
 from router.cli.values import parse_pairs
 from router.config.loader import load_config
 from router.config.variables import substitute_variables
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 INSTALLED_PROGRAM = "local:///opt/router/__main__.py"
 """The program in an image that is built as docs/deploy/Dockerfile says."""
-AHEAD = ("spark.driver.", "spark.jars", "spark.kubernetes.", "spark.submit.", "spark.yarn.")
+SETTINGS_AHEAD = ("spark.driver.", "spark.jars", "spark.kubernetes.", "spark.submit.", "spark.yarn.")
 """What settings begin with that are too late once a driver has started: its session sets all others by itself."""
 VARIABLE = re.compile(r"(?<!\$)\$\{([A-Za-z_]\w*)(?::-[^}]*)?\}")
 
@@ -77,7 +77,7 @@ def submit(
         installed=installed,
         folder=folder or cache_folder() / "submit" / loaded.config.name,
     )
-    command = submission.command(arguments)
+    command = submission.make_command(arguments)
     for note in submission.notes:
         click.echo(note, err=True)
     if only_print:
@@ -96,7 +96,7 @@ def _for_shell(command: Sequence[str]) -> str:
 
 @dataclass
 class Submission:
-    """A configuration on its way to a cluster. `notes` say what a person has to see to, and are there after `command`.
+    """A configuration on its way to a cluster. `notes` say what a person has to see to, complete after `make_command`.
 
     `in_cluster`: the driver also runs there. `asked` are the settings of the command line. Archives are written into
     `folder`.
@@ -114,10 +114,10 @@ class Submission:
     def __post_init__(self) -> None:
         self.path = self.loaded.path.resolve()
         self.filled, _ = substitute_variables(self.loaded.document.root, os.environ, self.path.parent, str(self.path))
-        self.settings = {**self._defaults(), **dict(self._own_settings()), **self.asked}
-        self._refuse()
+        self.settings = {**self._default_settings(), **dict(self._own_settings()), **self.asked}
+        self._refuse_impossible()
 
-    def command(self, arguments: Sequence[str] = ()) -> list[str]:
+    def make_command(self, arguments: Sequence[str] = ()) -> list[str]:
         """Write the archives; return the command with the arguments of `router run`. Raises StartError."""
         name = self.loaded.config.name
         words = [spark_submit(), "--master", self.master, "--deploy-mode", "cluster" if self.in_cluster else "client"]
@@ -125,7 +125,7 @@ class Submission:
         for key, value in self.settings.items():
             words += ["--conf", f"{key}={value}"]
         if not self.installed:
-            words += self._packages()
+            words += self._package_options()
             words += ["--py-files", ",".join(str(archive) for archive in self._pack_distributions())]
 
         file = str(self.path)
@@ -136,17 +136,17 @@ class Submission:
             words += ["--archives", f"{archive}#{name}"]
             file = f"{name}/{name_in_archive}"
             plugins = [f"{name}/plugins/{plugin.name}" for plugin in self.plugins]
-        words += [self._program(), "run", file]
+        words += [self._program_path(), "run", file]
         for plugin in plugins:
             words += ["--plugin", plugin]
         return [*words, *arguments]
 
-    def _program(self) -> str:
+    def _program_path(self) -> str:
         if self.installed and self.in_cluster:
             return INSTALLED_PROGRAM
         return str(Path(__file__).resolve().parents[1] / "__main__.py")
 
-    def _defaults(self) -> dict[str, str]:
+    def _default_settings(self) -> dict[str, str]:
         from router.engine.spark.session import AVRO_LIMITS
 
         limits = " ".join(AVRO_LIMITS)
@@ -165,7 +165,7 @@ class Submission:
         if spark is None or not isinstance(spark.value, Keys):
             return
         for key, entry in spark.value.entries.items():
-            if not key.startswith(AHEAD) or not isinstance(entry.value, Scalar):
+            if not key.startswith(SETTINGS_AHEAD) or not isinstance(entry.value, Scalar):
                 continue
             if entry.value.tainted:
                 # A person can still decide to put it there.
@@ -173,7 +173,7 @@ class Submission:
                 continue
             yield key, entry.value.text
 
-    def _refuse(self) -> None:
+    def _refuse_impossible(self) -> None:
         """Raise StartError for what cannot work, before anything is packed."""
         from router.engine.spark.session import NO_CONNECT, connect_by
 
@@ -193,7 +193,7 @@ class Submission:
                     "write a URI, or the absolute path of a folder that all machines share"
                 )
 
-    def _packages(self) -> list[str]:
+    def _package_options(self) -> list[str]:
         """Return where the connectors come from, unless the settings name jars; further packages come beside them."""
         from router.engine.spark.connectors import connectors_of, packages
 
@@ -213,7 +213,7 @@ class Submission:
 
     def _pack_configuration(self) -> tuple[Path, str]:
         """Pack the configuration and what it names; return the archive, and the name of the file in it."""
-        files = configuration_files(self.path, self.plugins, _texts(self.filled))
+        files = configuration_files(self.path, self.plugins, _texts_in(self.filled))
         variables = sorted(set(VARIABLE.findall(self.path.read_text("utf-8-sig"))))
         if variables:
             self.notes.append(
@@ -221,14 +221,14 @@ class Submission:
                 "Kubernetes: spark.kubernetes.driverEnv.NAME, or a secret)"
             )
         name = next(name for name, file in files.items() if file == self.path)
-        return pack(self.folder / f"{self.loaded.config.name}.zip", files), name
+        return write_zip(self.folder / f"{self.loaded.config.name}.zip", files), name
 
 
-def _texts(node: YamlNode) -> Iterator[str]:
+def _texts_in(node: YamlNode) -> Iterator[str]:
     if isinstance(node, Scalar):
         yield node.text
     for _, child in child_nodes(node):
-        yield from _texts(child)
+        yield from _texts_in(child)
 
 
 def spark_submit() -> str:

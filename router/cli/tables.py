@@ -24,7 +24,7 @@ from router.cli.listing import (
     ListingField,
     ListOptions,
     list_options,
-    numbers,
+    number_fields,
     show_list,
     show_listings,
     show_sentences,
@@ -74,7 +74,7 @@ def ledger(file: Path, batches: int, list_options: ListOptions, as_json: bool, p
 
     config = load_config(file, load_registry(plugin_files)).config
 
-    def read() -> list[Listing]:
+    def read_ledger() -> list[Listing]:
         rows = read_last_batches(config, batches)
         # The ledger has rows of both kinds: those of the source have no route, those of sinks no partition.
         sources = [_source_row(row) for row in rows if row["read"] is not None]
@@ -85,7 +85,7 @@ def ledger(file: Path, batches: int, list_options: ListOptions, as_json: bool, p
         ]
 
     nothing = f"{config.ledger} in {config.lake} has no batches of {config.name}"
-    show_list(config, read, list_options, as_json=as_json, nothing=nothing)
+    show_list(config, read_ledger, list_options, as_json=as_json, nothing=nothing)
 
 
 def _source_row(row: dict[str, Any]) -> dict[str, Any]:
@@ -125,13 +125,13 @@ SOURCE_FIELDS = (
     ListingField("batch", "number", shown=_shown_batch),
     ListingField("source", shown=_shown_place),
     ListingField("offsets", shown=_shown_offsets),
-    *numbers(*count_names("source")),
+    *number_fields(*count_names("source")),
 )
 SINK_FIELDS = (
     ListingField("batch", "number", shown=_shown_batch),
     ListingField("route"),
     ListingField("sink"),
-    *numbers(*COUNTS_OF_SINK),
+    *number_fields(*COUNTS_OF_SINK),
 )
 
 
@@ -173,7 +173,7 @@ def tables(
     if catalog and not grants:
         raise click.UsageError("--catalog goes with --grants")
     if grants:
-        click.echo("\n".join(_grants(config, patterns, catalog)))
+        click.echo("\n".join(_grant_statements(config, patterns, catalog)))
         return
     if len(patterns) == 1 and is_name(patterns[0]) and list_options == ListOptions():
         facts = explain(config, patterns[0])
@@ -184,13 +184,13 @@ def tables(
             show_sentences([(name, printable(text)) for name, text in facts])
         return
 
-    def read() -> list[Listing]:
+    def read_states() -> list[Listing]:
         rows = [asdict(state) for state in table_states(config)]
         names = chosen_names(patterns, [row["table"] for row in rows], f"table of {config.name}")
         rows = [row for row in rows if row["table"] in names]
         return [Listing("tables", f"tables of {config.name}", STATE_FIELDS, rows, keys=("table",))]
 
-    show_list(config, read, list_options, as_json=as_json)
+    show_list(config, read_states, list_options, as_json=as_json)
 
 
 def _shown_lag(row: dict[str, Any]) -> int | None:
@@ -282,7 +282,7 @@ EXPECTATION_FIELDS = (
     ListingField("of"),
     ListingField("expectation"),
     ListingField("otherwise"),
-    *numbers("events", "violated"),
+    *number_fields("events", "violated"),
     ListingField("share", "number", shown=_shown_share),
     ListingField("trend", shown=_shown_trend),
     ListingField("last"),
@@ -296,7 +296,7 @@ VIOLATION_FIELDS = (
 )
 
 
-def _grants(config: Config, patterns: tuple[str, ...], catalog: str | None) -> list[str]:
+def _grant_statements(config: Config, patterns: tuple[str, ...], catalog: str | None) -> list[str]:
     """Return owners, tags and rights of tables that exist as SQL, or a comment that there are none."""
     # Two sinks that write one table may give it the same rights: a dict keeps each line once, in order.
     lines: dict[str, None] = {}
@@ -304,7 +304,7 @@ def _grants(config: Config, patterns: tuple[str, ...], catalog: str | None) -> l
     chosen = chosen_names(patterns, [table for table, _ in by_table], f"table of {config.name} with such options")
     for table, options in by_table:
         if table in chosen:
-            lines |= dict.fromkeys(_sql(table, options, catalog))
+            lines |= dict.fromkeys(_statements_for(table, options, catalog))
     return list(lines) or [f"-- {config.name} sets no owners, tags or rights of existing tables"]
 
 
@@ -326,7 +326,7 @@ def _catalog_options(config: Config) -> Iterator[tuple[str, CatalogOptions]]:
                 yield table, sink
 
 
-def _sql(table: str, options: CatalogOptions, catalog: str | None) -> Iterator[str]:
+def _statements_for(table: str, options: CatalogOptions, catalog: str | None) -> Iterator[str]:
     """Yield the statements for one table."""
     parts = table.split(".")
     if catalog:
@@ -380,7 +380,7 @@ def maintain(
             tell(done, len(tables))
             plan = maintenance.plan_for(table)
             if plan and (not patterns or matches(table, patterns)):
-                rows.append(_maintain(maintenance, table, plan, dry=dry_run))
+                rows.append(_maintain_table(maintenance, table, plan, dry=dry_run))
     if not rows:
         fitting = f" and {' '.join(patterns)} fits" if patterns else ""
         raise StartError(f"{config.lake} has no table that `maintenance` names{fitting}")
@@ -392,7 +392,7 @@ def maintain(
     raise SystemExit(int(any(row["files"] is None for row in rows)))
 
 
-def _maintain(maintenance: TableMaintenance, table: str, plan: Maintenance, *, dry: bool) -> dict[str, Any]:
+def _maintain_table(maintenance: TableMaintenance, table: str, plan: Maintenance, *, dry: bool) -> dict[str, Any]:
     """Maintain one table; return what was done as a row, whose counts are None if it could not be."""
     try:
         result = maintenance.maintain_table(table, plan, dry=dry)
@@ -414,7 +414,7 @@ def _maintain(maintenance: TableMaintenance, table: str, plan: Maintenance, *, d
 
 MAINTAIN_FIELDS = (
     ListingField("table"),
-    *numbers("files", "into", "statistics", "deleted"),
+    *number_fields("files", "into", "statistics", "deleted"),
     ListingField("megabytes", "number", "MB freed"),
     ListingField("note", "sentence"),
 )

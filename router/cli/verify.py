@@ -69,17 +69,19 @@ def verify(
     # Adds to the audits, and audits of tables that only the query of a view makes.
     notes: list[str] = []
     if recompute:
-        notes = _recompute(config, audits, patterns, master)
+        notes = _recompute_views(config, audits, patterns, master)
     if as_json:
-        show_json({"name": config.name, "tables": [_facts(audit) for audit in audits], "not_compared": notes})
+        show_json({"name": config.name, "tables": [_facts_of(audit) for audit in audits], "not_compared": notes})
     else:
         for note in notes:
             click.echo(printable(note))
-        show_sentences([(printable(audit.table), printable(_verdict(audit))) for audit in audits])
+        show_sentences([(printable(audit.table), printable(_verdict_on(audit))) for audit in audits])
     raise SystemExit(int(any(audit.problems for audit in audits)))
 
 
-def _recompute(config: Config, listed: list[TableAudit], chosen: tuple[str, ...], master: str | None) -> list[str]:
+def _recompute_views(
+    config: Config, listed: list[TableAudit], chosen: tuple[str, ...], master: str | None
+) -> list[str]:
     """Add to audits where tables of views are not what their query gives; return which views cannot be compared."""
     from router.engine.audit.verify import TableAudit
     from router.engine.views.note import tables_by_view
@@ -108,7 +110,7 @@ def _recompute(config: Config, listed: list[TableAudit], chosen: tuple[str, ...]
     return notes
 
 
-def _facts(audit: TableAudit) -> dict[str, Any]:
+def _facts_of(audit: TableAudit) -> dict[str, Any]:
     return {
         "table": audit.table,
         "ok": not audit.problems,
@@ -119,7 +121,7 @@ def _facts(audit: TableAudit) -> dict[str, Any]:
     }
 
 
-def _verdict(audit: TableAudit) -> str:
+def _verdict_on(audit: TableAudit) -> str:
     if audit.problems:
         return "; ".join(audit.problems)
     return f"ok, {audit.rows:,} rows in {audit.files:,} files, version {audit.version}"
@@ -177,7 +179,7 @@ def rebuild(
         show_json({"name": loaded.config.name, "tables": tables, "refused": refreshed.refused, "failed": failed})
     else:
         for repaired in refreshed.done:
-            _show(repaired)
+            _print_repaired(repaired)
         if refreshed.refused:
             click.echo(f"{refreshed.refused:,} rows do not fit into a table")
         for table, error in refreshed.failed.items():
@@ -185,7 +187,7 @@ def rebuild(
     raise SystemExit(int(bool(refreshed.failed)))
 
 
-def _show(repaired: Repaired) -> None:
+def _print_repaired(repaired: Repaired) -> None:
     line = f"{repaired.table}: {repaired.rows:,} rows of batches up to {repaired.until}"
     if repaired.later:
         line += f", {repaired.later:,} of later batches"

@@ -15,7 +15,7 @@ from router.cli import (
     plugin_option,
 )
 from router.cli.documents import json_option
-from router.cli.listing import Listing, ListingField, ListOptions, list_options, numbers, show_list
+from router.cli.listing import Listing, ListingField, ListOptions, list_options, number_fields, show_list
 from router.cli.session import watched_session
 from router.cli.values import chosen_names
 from router.config.loader import load_config
@@ -78,20 +78,20 @@ def views(
     names = chosen_names(patterns, [view.name for view in in_turn], f"view of {config.name}")
     chosen = [view for view in in_turn if view.name in names]
     if accepted:
-        _accept(config, chosen)
+        _give_up_lost_sources(config, chosen)
     if not refresh and not plan:
         nothing = f"{config.name} has no views"
-        show_list(config, lambda: [_listing(config, chosen)], list_options, as_json=as_json, nothing=nothing)
+        show_list(config, lambda: [_listing_of(config, chosen)], list_options, as_json=as_json, nothing=nothing)
         return
     with watched_session(config, master, by_spark=True) as spark:
         refresher = refresher_of(config, spark)
         if plan:
             _show_plans(refresher, chosen)
         else:
-            _refresh(refresher, chosen, full=full)
+            _refresh_views(refresher, chosen, full=full)
 
 
-def _accept(config: Config, chosen: list[View]) -> None:
+def _give_up_lost_sources(config: Config, chosen: list[View]) -> None:
     """Let views be made without the sources that they miss. Raises StartError if none misses one."""
     from router.delta.table_cache import TableCache
     from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
@@ -119,17 +119,17 @@ def _accept(config: Config, chosen: list[View]) -> None:
         raise StartError(f"{names}: no source is missing; `router views FILE` shows what views read")
 
 
-def _listing(config: Config, chosen: list[View]) -> Listing:
+def _listing_of(config: Config, chosen: list[View]) -> Listing:
     from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
     from router.engine.views.note import Note, view_note_path
 
     _, checkpoint = lake_and_checkpoint(config)
     store = CheckpointStore(checkpoint)
-    rows = [_facts(view, Note.of(store.load(view_note_path(view.name)))) for view in chosen]
+    rows = [_facts_of(view, Note.of(store.load(view_note_path(view.name)))) for view in chosen]
     return Listing("views", f"views of {config.name}", VIEW_FIELDS, rows, keys=("view",))
 
 
-def _facts(view: View, note: Note) -> dict[str, Any]:
+def _facts_of(view: View, note: Note) -> dict[str, Any]:
     """Return what is known of a view; of its last refresh nothing if there was none."""
     facts: dict[str, Any] = {
         "view": view.name,
@@ -177,7 +177,7 @@ VIEW_FIELDS = (
     ListingField("reads"),
     ListingField("into"),
     ListingField("when"),
-    *numbers("tables", "rows"),
+    *number_fields("tables", "rows"),
     ListingField("violated", shown=_shown_violations),
     ListingField("last", compared=False),
     ListingField("way"),
@@ -217,7 +217,7 @@ def _show_plans(refresher: Refresher, chosen: list[View]) -> None:
         click.echo(f"{view.name}: {plan.way}: {plan.why}")
 
 
-def _refresh(refresher: Refresher, chosen: list[View], *, full: bool) -> None:
+def _refresh_views(refresher: Refresher, chosen: list[View], *, full: bool) -> None:
     """Refresh views, each whatever becomes of the others; end with exit code 1 if one could not be."""
     from router.engine.views.note import note_failed_refresh
 

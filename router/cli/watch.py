@@ -23,7 +23,7 @@ from rich.text import Text
 
 from router.cli import configuration_file
 from router.cli.listing import show_listings, show_sentences
-from router.cli.status import findings_of, headline, reasons, sentences
+from router.cli.status import findings_of, headline_of, reason_lines, subject_sentences
 from router.engine.status.summary import summary_of_lake, summary_of_stream
 from router.errors import RouterError, commands_with_file, first_line
 
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     from router.config.models import Config
     from router.engine.status.summary import StreamSummary
 
-ASK_SECONDS = 1.0
+FRAME_SECONDS = 1.0
 """Seconds between two questions to the stream, and two frames: ages keep counting."""
 READ_SECONDS = 10.0
 """Seconds between two readings of a lake of which nothing new is reported."""
-PAUSE_PER_SECOND = 20.0
+REST_PER_READING = 20.0
 """Seconds of rest for each second of reading: at most a twentieth of a core."""
 MISSED_ANSWERS = 3
 """Answers that a stream may miss until its lake is read in its place."""
 
 SUBJECTS_OF_LIST = 2
 """Sentences above a list, beside what is wrong: who has seen it, and the last batch."""
-REPORTED = ("source", "state", "cause", "batch", "blocked", "quarantined", "outboxes", "dead_letters")
+REPORTED_PARTS = ("source", "state", "cause", "batch", "blocked", "quarantined", "outboxes", "dead_letters")
 """Parts of a summary that tell that a list may have changed."""
 _WITH_AGE = ("stuck", "overdue", "sink", "dead letters")
 """Findings whose text has an age or a count of the moment, which is no change."""
@@ -73,7 +73,7 @@ def watch_stream(
     # To be interrupted is how it ends, also in the midst of a reading.
     with suppress(KeyboardInterrupt):
         if console.is_terminal and not console.is_dumb_terminal:
-            _redraw(stream, console, nothing)
+            _redraw_screen(stream, console, nothing)
         else:
             _print_changes(stream)
 
@@ -103,7 +103,7 @@ class WatchedStream:
         self._rest_until = 0.0
         self._valid_until = 0.0
 
-    def look(self) -> None:
+    def look_at_stream(self) -> None:
         """Ask the stream, and read its lake if that is due."""
         answer = summary_of_stream(self.config)
         was_asked = self.summary.get("source") == "stream"
@@ -114,7 +114,7 @@ class WatchedStream:
             self._missed = 0
             if self._read is None or now < self._rest_until:
                 return
-            if now < self._valid_until and _facts(answer) == self._facts:
+            if now < self._valid_until and _reported_facts(answer) == self._facts:
                 return
         elif was_asked:
             # A stream that is busy, or is starting again, may miss an answer: its last one says more than its lake.
@@ -128,7 +128,7 @@ class WatchedStream:
     def _read_lake(self, answer: StreamSummary | None) -> None:
         began = time.monotonic()
         self.summary = answer or summary_of_lake(self.config, self.file)
-        self._facts = _facts(self.summary)
+        self._facts = _reported_facts(self.summary)
         self._missed = 0
         self._unreadable = ""
         if self._read is not None:
@@ -138,47 +138,50 @@ class WatchedStream:
                 # Storage that is unavailable, or files that maintenance has removed: the next reading may succeed.
                 self._unreadable = f"the list cannot be read: {first_line(error)}"
         now = time.monotonic()
-        self._rest_until = now + PAUSE_PER_SECOND * (now - began)
+        self._rest_until = now + REST_PER_READING * (now - began)
         self._valid_until = now + READ_SECONDS
 
-    def findings(self, now: float) -> list[dict[str, Any]]:
+    def all_findings(self, now: float) -> list[dict[str, Any]]:
         """Return what is wrong with the stream, then why nothing new is known of it."""
         problems = [self._unreadable]
         if self._missed:
-            problems.append(f"no answer; this is how it was at {_utc(self._answered)}")
+            problems.append(f"no answer; this is how it was at {_utc_text(self._answered)}")
         findings = findings_of(self.summary, self.max_age, self.file, now)
         return findings + [{"kind": "watch", "text": text, "command": ""} for text in problems if text]
 
-    def state(self, now: float) -> tuple[str, list[tuple[str, str]]]:
+    def state_sentences(self, now: float) -> tuple[str, list[tuple[str, str]]]:
         """Return what the stream does, and a sentence for each subject; above a list only some."""
-        subjects = sentences(self.summary, now)
+        subjects = subject_sentences(self.summary, now)
         if self._read is not None:
             subjects = subjects[:SUBJECTS_OF_LIST]
-        return headline(self.summary, now), [*reasons(self.findings(now), self.summary["verdict"]), *subjects]
+        return headline_of(self.summary, now), [
+            *reason_lines(self.all_findings(now), self.summary["verdict"]),
+            *subjects,
+        ]
 
 
-def _facts(summary: StreamSummary) -> tuple[Any, ...]:
+def _reported_facts(summary: StreamSummary) -> tuple[Any, ...]:
     """Return what a stream reports of its tables, without what changes by itself."""
     views = [(view["refreshed"], view["failed"]) for view in summary["views"]]
-    return *(summary[name] for name in REPORTED), views
+    return *(summary[name] for name in REPORTED_PARTS), views
 
 
-def _redraw(stream: WatchedStream, console: Console, nothing: str) -> None:
+def _redraw_screen(stream: WatchedStream, console: Console, nothing: str) -> None:
     with Live(f"{stream.config.name}: reading", console=console, screen=True, auto_refresh=False) as live:
         while True:
-            stream.look()
-            lines = frame(stream, nothing, console.width, console.height)
+            stream.look_at_stream()
+            lines = screen_lines(stream, nothing, console.width, console.height)
             live.update(Text.from_ansi("\n".join(lines), no_wrap=True, overflow="crop"), refresh=True)
-            time.sleep(ASK_SECONDS)
+            time.sleep(FRAME_SECONDS)
 
 
-def frame(stream: WatchedStream, nothing: str, width: int, height: int) -> list[str]:
+def screen_lines(stream: WatchedStream, nothing: str, width: int, height: int) -> list[str]:
     """Return the lines of a screen: as many as it has room for, as the command prints them."""
     paper = Console(file=io.StringIO(), force_terminal=True, width=width, height=height, highlight=False)
     # Rows below the edge are not laid out: a stream may have thousands of tables.
     listings = [replace(listing, rows=listing.rows[:height]) for listing in stream.listings]
     with paper.capture() as printed:
-        name, subjects = stream.state(time.time())
+        name, subjects = stream.state_sentences(time.time())
         paper.print(Text(name, style="bold"), soft_wrap=True)
         show_sentences(subjects, paper)
         show_listings(stream.config.name, listings, nothing=nothing, console=paper)
@@ -194,10 +197,10 @@ def frame(stream: WatchedStream, nothing: str, width: int, height: int) -> list[
 def _print_changes(stream: WatchedStream) -> None:
     known: dict[tuple[Any, ...], str] = {}
     while True:
-        stream.look()
+        stream.look_at_stream()
         for line in changed_lines(stream, known):
             click.echo(line)
-        time.sleep(ASK_SECONDS)
+        time.sleep(FRAME_SECONDS)
 
 
 def changed_lines(stream: WatchedStream, known: dict[tuple[Any, ...], str]) -> Iterator[str]:
@@ -206,21 +209,21 @@ def changed_lines(stream: WatchedStream, known: dict[tuple[Any, ...], str]) -> I
     A time alone is no change. A row that is not there any more has a line if it had a key.
     """
     now = time.time()
-    time_of_line = _utc(now)
+    time_of_line = _utc_text(now)
     wrong = []
-    for finding in stream.findings(now):
+    for finding in stream.all_findings(now):
         is_same = finding["kind"] in _WITH_AGE
         wrong.append(f"{finding['kind']} {finding['places']}" if is_same else finding["text"])
     state = f"{stream.summary['state']} {stream.summary['cause']} {stream.summary['batch']} {wrong}"
     if known.get(("state",)) != state:
         known["state",] = state
-        name, subjects = stream.state(now)
+        name, subjects = stream.state_sentences(now)
         sentences_of_line = "  ".join(f"{subject} {text}" for subject, text in subjects if text != "-")
         yield commands_with_file(f"{time_of_line} {name}  {sentences_of_line}", configuration_file())
     for listing in stream.listings:
         rows = {}
         for row in listing.rows:
-            cells = [(field, field.text(row).replace("\n", "; ")) for field in listing.fields]
+            cells = [(field, field.text_of(row).replace("\n", "; ")) for field in listing.fields]
             compared = "  ".join(f"{field.header} {text}" for field, text in cells if field.compared)
             key = (listing.name, *(row[name] for name in listing.keys)) if listing.keys else (listing.name, compared)
             rows[key] = compared
@@ -233,5 +236,5 @@ def changed_lines(stream: WatchedStream, known: dict[tuple[Any, ...], str]) -> I
         known.update(rows)
 
 
-def _utc(moment: float) -> str:
+def _utc_text(moment: float) -> str:
     return f"{datetime.fromtimestamp(moment, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"

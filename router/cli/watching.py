@@ -65,7 +65,7 @@ class Watcher:
         self.log.removeHandler(self.handler)
         self.log.propagate = True
 
-    def step(self, batch: int, step: str, done: int, of: int) -> None:
+    def show_step(self, batch: int, step: str, done: int, of: int) -> None:
         """Show the step of a batch."""
         if self.status is None:
             return
@@ -74,12 +74,12 @@ class Watcher:
             text += f" {done} of {of}"
         self.status.update(text)
 
-    def finished(self, report: BatchReport, behind: int | None) -> None:
+    def log_batch(self, report: BatchReport, behind: int | None) -> None:
         """Log a finished batch; `behind` is in records, None if the source does not say."""
-        self.log.info(line(report, behind), extra={"batch": {**asdict(report), "behind": behind}})
+        self.log.info(batch_line(report, behind), extra={"batch": {**asdict(report), "behind": behind}})
 
 
-def line(report: BatchReport, behind: int | None) -> str:
+def batch_line(report: BatchReport, behind: int | None) -> str:
     """Return a batch as one line: rows, tables, dead letters, seconds by step, lag."""
     text = (
         f"{report.query} batch {report.batch}: {report.read:,} rows into {report.tables} tables "
@@ -151,7 +151,7 @@ class _JsonLines(logging.Formatter):
             "level": record.levelname,
             "message": commands_with_file(record.getMessage(), self._file),
         }
-        # The first two are set by `Watcher.finished` and `json_errors`.
+        # The first two are set by `Watcher.log_batch` and `json_errors`.
         for name in ("batch", "exit_code"):
             value = getattr(record, name, None)
             if value:

@@ -62,7 +62,7 @@ def configuration() -> Config:
 
 def graph() -> dict[str, Any]:
     """Return the graph of the configuration."""
-    return graph_of(configuration(), NO_COUNTS).document()
+    return graph_of(configuration(), NO_COUNTS).as_document()
 
 
 def tell_views(board: StatusBoard, *, has_trouble: bool) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Producer
 
-from router.cli.run import served
+from router.cli.run import serve_status
 from router.config.loader import load_config
 from router.config.models import Trigger
 from router.engine.status.board import StatusBoard
@@ -73,7 +73,7 @@ def streaming(file: Path, spark: SparkSession) -> Iterator[None]:
     stop = threading.Event()
     board = StatusBoard(loaded.config.name)
     options = RunOptions(trigger=Trigger(continuous=True), stop=stop, status=board)
-    with served(loaded.config, board, file):
+    with serve_status(loaded.config, board, file):
         stream = threading.Thread(target=run, args=(loaded, registry, spark, options))
         stream.start()
         try:

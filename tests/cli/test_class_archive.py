@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from router.cli.class_archive import DAY, delete_useless_archives
+from router.cli.class_archive import SECONDS_PER_DAY, delete_useless_archives
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,7 @@ def test_archives_of_gone_installations_and_what_a_killed_process_left_are_delet
     (cache / "classes-4.2.0-unknown.jsa").touch()
     for folder in ("warm-up-old", "warm-up-new"):
         (cache / folder).mkdir()
-    before = (cache / "warm-up-new").stat().st_mtime - DAY - 60
+    before = (cache / "warm-up-new").stat().st_mtime - SECONDS_PER_DAY - 60
     os.utime(cache / "warm-up-old", (before, before))
 
     delete_useless_archives(cache)

@@ -21,7 +21,7 @@ from deltalake import DeltaTable, write_deltalake
 import router.cli
 import router.registry
 from router import BatchReport, ConfigError, Problem, StartError
-from router.cli.watching import Watcher, line
+from router.cli.watching import Watcher, batch_line
 from router.engine.preflight.lake_changes import Change
 from router.errors import VERBOSE, RunningError, SessionLost
 
@@ -300,23 +300,23 @@ def test_help_imports_no_command(run, monkeypatch):
 
 def test_help_lists_each_command_once_under_what_it_is_for(run):
     """Somebody who wants to mend a table would have to read the lines of all commands."""
-    listed = [name for names in router.cli.GROUPS.values() for name in names]
+    listed = [name for names in router.cli.COMMAND_GROUPS.values() for name in names]
     assert sorted(listed) == sorted(router.cli.COMMANDS)
 
     lines = run("--help").output.splitlines()
 
-    begins = [lines.index(f"{title}:") for title in router.cli.GROUPS]
+    begins = [lines.index(f"{title}:") for title in router.cli.COMMAND_GROUPS]
     assert begins == sorted(begins)
     mending = {line.split()[0] for line in lines[begins[3] + 1 : begins[4]] if line.startswith("  ") and line[2] != " "}
     assert mending == {"rebuild", "backfill", "replay", "quarantine"}
 
 
-@pytest.mark.parametrize("former", router.cli.FORMER)
+@pytest.mark.parametrize("former", router.cli.FORMER_COMMANDS)
 def test_a_former_name_says_what_the_command_is_now(run, former):
     """Whoever has it in a script would have to look for what became of it."""
     result = run(former, "games.yaml")
 
-    now = router.cli.FORMER[former]
+    now = router.cli.FORMER_COMMANDS[former]
     assert f"`router {former}` is `{now}` now" in result.stderr
     assert result.exit_code == 2
     program, command, *more = now.split()
@@ -472,7 +472,7 @@ def test_line_of_a_batch_names_rows_that_are_not_in_their_table():
     routes = {"a": {"landed": 3, "quarantined": 2, "frozen": 1}, "b": {"landed": 1, "quarantined": 1}}
     report = BatchReport("games", 7, 9, 8, 1, 1, 2, 2, 3, {"decide": 0.5, "land": 1.0}, routes)
 
-    assert line(report, 4) == (
+    assert batch_line(report, 4) == (
         "games batch 7: 9 rows into 2 tables (3 files), 2 dead letters, 1 frozen, 3 quarantined, "
         "1.50 s (land 1.00 decide 0.50), 4 behind"
     )

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import router.cli
-from router.cli.graph import TABLES_SHOWN, GraphCounts, GraphNode, mermaid
+from router.cli.graph import TABLES_SHOWN, GraphCounts, GraphNode, mermaid_lines
 from tests.engine.written_lake import GAMES, WrittenLake
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def test_mermaid_draws_a_table_of_two_sinks_once_and_quotes_everything() -> None
         below=(GraphNode("sink", rule, below=(table,)), GraphNode("sink", "b", {"landed": 1}, (table,))),
     )
 
-    lines = [*mermaid(root)]
+    lines = [*mermaid_lines(root)]
 
     assert sum("gold.wins" in line for line in lines) == 1
     assert sum(line.endswith("--> n2") for line in lines) == 2

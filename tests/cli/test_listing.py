@@ -15,7 +15,7 @@ from deltalake import write_deltalake
 
 import router.cli.replay
 from router.cli import commands
-from router.cli.listing import Listing, ListingField, numbers, show_listing, show_sentences
+from router.cli.listing import Listing, ListingField, number_fields, show_listing, show_sentences
 from router.config.loader import load_config
 from router.delta.replace import PROPERTIES
 from router.engine.label.layout import DEAD_SCHEMA
@@ -168,7 +168,7 @@ def test_a_real_terminal_has_no_line_that_is_wider(lake: WrittenLake, columns: s
     assert any(f"{NUMBER:,}" in line for line in lines)
 
 
-FIELDS = (ListingField("table"), *numbers("rows", "lag"), ListingField("why", "sentence"))
+FIELDS = (ListingField("table"), *number_fields("rows", "lag"), ListingField("why", "sentence"))
 
 
 def shown_at(columns: int, monkeypatch: Any, capsys: Any, *rows: dict[str, Any]) -> list[str]:

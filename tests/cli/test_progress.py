@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from router.cli.progress import Estimate, SparkProgress, in_pipe, running_tasks, sentence
+from router.cli.progress import Estimate, SparkProgress, in_pipe, progress_sentence, running_tasks
 from tests.cli.terminal import run_in_terminal
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SLOW = """
 import time
 from router.cli import progress
-progress.SHOWN_AFTER = progress.ASK_SECONDS = 0.2
+progress.SHOWN_AFTER = progress.ASK_SPARK_SECONDS = 0.2
 with progress.progress_line("games", "tables") as tell:
     for done in range(12):
         tell(done, 12)
@@ -30,12 +30,12 @@ print("done")
 def test_the_rest_is_what_the_others_took() -> None:
     now = 100.0
     estimate = Estimate(lambda: now)
-    assert estimate.rest(5, 25) is None, "nobody knows how long the first five took"
+    assert estimate.remaining_seconds(5, 25) is None, "nobody knows how long the first five took"
     now = 110.0
-    assert estimate.rest(6, 25) is None, "one is too few"
+    assert estimate.remaining_seconds(6, 25) is None, "one is too few"
     now = 120.0
-    assert estimate.rest(10, 25) == pytest.approx(60.0)
-    assert estimate.rest(25, 25) is None
+    assert estimate.remaining_seconds(10, 25) == pytest.approx(60.0)
+    assert estimate.remaining_seconds(25, 25) is None
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_the_rest_is_what_the_others_took() -> None:
     ],
 )
 def test_the_line_names_what_is_done_and_left(rest: float | None, text: str) -> None:
-    assert sentence("games", 1200, 5000, "tables", rest) == text
+    assert progress_sentence("games", 1200, 5000, "tables", rest) == text
 
 
 @pytest.mark.parametrize("pause", [pytest.param("0.15", id="slow"), pytest.param("0", id="quick")])

@@ -22,7 +22,7 @@ from pydantic import SecretStr
 from router.api.parts import BatchReport
 from router.api.sinks import ApiState, Applied
 from router.cli import commands
-from router.cli.run import served
+from router.cli.run import serve_status
 from router.config.loader import load_config
 from router.config.models import Metrics, Ui
 from router.delta.lake import Lake
@@ -224,9 +224,9 @@ def test_a_stream_with_an_address_of_its_command_line_is_found(run: Run, tmp_pat
     board = StatusBoard("games")
     board.starts("the start of Spark")
     shown = config.model_copy(update={"ui": Ui(address="127.0.0.1:0", token=SecretStr("of a night"))})
-    with served(shown, board, file):
+    with serve_status(shown, board, file):
         # A start that the lock refuses does not hide the run that is at work.
-        with served(shown, StatusBoard("games"), file):
+        with serve_status(shown, StatusBoard("games"), file):
             pass
         file.write_text(TEXT.replace('{address: "127.0.0.1:1"}', "{token: of a night}"))
         assert run().output.splitlines()[0].endswith(", the start of Spark")
@@ -280,7 +280,7 @@ def test_maintain_prints_no_long_line_into_a_pipe(run: Run, monkeypatch: pytest.
     counts = dict.fromkeys(("files", "into", "statistics", "deleted", "megabytes"))
     cause = " ".join(["no file can be read of a long list"] * 30)
     row = {"table": "ops.ledger", **counts, "note": cause}
-    monkeypatch.setattr("router.cli.tables._maintain", lambda *_, **__: row)
+    monkeypatch.setattr("router.cli.tables._maintain_table", lambda *_, **__: row)
     done = CliRunner().invoke(commands, ["maintain", "games.yaml"], prog_name="router")
     assert done.exit_code == 1, done.output
     assert max(map(len, done.output.splitlines())) <= 200

@@ -29,9 +29,9 @@ from pydantic import SecretStr
 from router.api.parts import BatchReport
 from router.cli import commands
 from router.cli.dead_letters import LETTER_GROUP_FIELDS
-from router.cli.listing import Listing, ListingField, ListOptions, numbers
+from router.cli.listing import Listing, ListingField, ListOptions, number_fields
 from router.cli.tables import STATE_FIELDS
-from router.cli.watch import WatchedStream, changed_lines, frame
+from router.cli.watch import WatchedStream, changed_lines, screen_lines
 from router.config.loader import load_config
 from router.config.models import Config, Metrics, Ui
 from router.engine.status import summary
@@ -79,7 +79,7 @@ def look(stream: WatchedStream, snapshot: StreamSnapshot) -> None:
     """Let a stream be looked at that answers as one in this state does."""
     status = json.loads(status_text(snapshot, "games.yaml", 600.0))
     with mock.patch.object(summary, "ask_stream", return_value={**status, "address": "127.0.0.1:4480"}):
-        stream.look()
+        stream.look_at_stream()
 
 
 def watched(*listings: Listing, snapshot: StreamSnapshot | None = None) -> WatchedStream:
@@ -90,7 +90,7 @@ def watched(*listings: Listing, snapshot: StreamSnapshot | None = None) -> Watch
 
 
 def texts(stream: WatchedStream, width: int = 120, height: int = 30) -> list[str]:
-    return [ESCAPE_CODES.sub("", line) for line in frame(stream, "no rows", width, height)]
+    return [ESCAPE_CODES.sub("", line) for line in screen_lines(stream, "no rows", width, height)]
 
 
 @contextmanager
@@ -292,7 +292,7 @@ def test_rows_are_sorted_and_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     listing = states(state_row("b", rows=5), state_row("A", rows=None), state_row("c", rows=1_200, why="by Spark"))
 
     def chosen(**options: str) -> list[str]:
-        (shown,) = ListOptions(**options).choose([listing])
+        (shown,) = ListOptions(**options).choose_rows([listing])
         return [row["table"] for row in shown.rows]
 
     assert chosen() == ["b", "A", "c"]
@@ -302,8 +302,8 @@ def test_rows_are_sorted_and_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert chosen(sort="-quarantine") == ["b", "A", "c"], "rows that are equal stay as they are"
     assert chosen(only="SPARK") == ["c"]
     assert chosen(only="1,2") == ["c"], "as it is printed"
-    dashed = Listing("odd", "", (ListingField("-1"), *numbers("x")), [{"-1": "a", "x": 1}, {"-1": "b", "x": 2}])
-    assert [row["x"] for row in ListOptions(sort="--1").choose([dashed])[0].rows] == [2, 1]
+    dashed = Listing("odd", "", (ListingField("-1"), *number_fields("x")), [{"-1": "a", "x": 1}, {"-1": "b", "x": 2}])
+    assert [row["x"] for row in ListOptions(sort="--1").choose_rows([dashed])[0].rows] == [2, 1]
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "games.yaml").write_text(TEXT)
@@ -416,14 +416,14 @@ def test_a_list_that_cannot_be_read_stays(board: StatusBoard, tmp_path: Path) ->
 
     fails: list[str] = []
     stream = WatchedStream(load_config(tmp_path / "games.yaml", load_registry(), environ={}).config, "games.yaml", read)
-    stream.look()
+    stream.look_at_stream()
     assert any("silver.uno" in line for line in texts(stream))
     fails.append("from now on")
     time.sleep(20 * 0.05)
     board.finished(BatchReport("games", 4, 7, 7, 0, 0, 0, 1, 1, {}))
-    stream.look()
+    stream.look_at_stream()
     assert "the list cannot be read: no route to \\x1b[2Jstorage" in texts(stream, width=200)[1]
-    stream.look()
+    stream.look_at_stream()
     assert "the list cannot be read" in texts(stream)[1], "until it can"
     assert any("silver.uno" in line for line in texts(stream))
 
@@ -448,7 +448,7 @@ def test_a_stream_of_an_older_version_is_shown(served: StatusBoard) -> None:
         Thread(target=server.handle_request, daemon=True).start()
         ui = Ui(address=f"127.0.0.1:{server.server_port}")
         stream = WatchedStream(Config.model_construct(name="big_wins", ui=ui), "games.yaml")
-        stream.look()
+        stream.look_at_stream()
     lines = texts(stream, width=400)
     assert lines[0] == "big_wins: running, batch 80, land"
     assert lines[2].split() == ["seen", "by", "the", "stream,", "at", ui.address]
@@ -464,19 +464,19 @@ def test_a_stream_that_ends_leaves_its_lake(tmp_path: Path, monkeypatch: pytest.
         file = tmp_path / "games.yaml"
         file.write_text(TEXT.replace("127.0.0.1:1", "{}:{}".format(*server.address)))
         stream = WatchedStream(load_config(file, load_registry(), environ={}).config, "games.yaml")
-        stream.look()
+        stream.look_at_stream()
         assert texts(stream)[:2] == ["games: running", "why            not known yet: no batch has ended"]
-    stream.look()
+    stream.look_at_stream()
     assert texts(stream)[0] == "games: running"
     assert "no answer; this is how it was at" in texts(stream)[1]
     for _ in range(2):
-        stream.look()
+        stream.look_at_stream()
     assert texts(stream)[:2] == [
         "games: down",
         "why            No stream runs. Start it: it continues where it ended.  $ router run games.yaml",
     ]
     with StatusServer(board, Ui(address="{}:{}".format(*server.address)), Metrics()):
-        stream.look()
+        stream.look_at_stream()
     assert texts(stream)[0] == "games: running"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
-from router.cli import COMMANDS, GROUPS, HIDDEN, commands
+from router.cli import COMMAND_GROUPS, COMMANDS, HIDDEN_COMMANDS, commands
 from tests.source_trees import tree_of
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ def described(name: str, command: click.Command) -> str:
 def all_commands() -> str:
     """Return the commands in the groups of `router --help`."""
     context = click.Context(commands)
-    names = [name for group in GROUPS.values() for name in group]
+    names = [name for group in COMMAND_GROUPS.values() for name in group]
     assert set(names) == COMMANDS.keys()
     found = [(name, commands.get_command(context, name)) for name in names]
     return "\n".join(described(name, command) for name, command in found if command is not None)
@@ -124,4 +124,4 @@ def test_every_command_that_a_text_of_the_code_names_exists() -> None:
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     named |= set(re.findall(r"`router ([a-z][a-z-]*)", node.value))
     assert named
-    assert named <= {*COMMANDS, *HIDDEN}
+    assert named <= {*COMMANDS, *HIDDEN_COMMANDS}

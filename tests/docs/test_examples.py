@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from router import ApplyingSink, Batch, Sink, TableSink
-from router.cli import COMMANDS, HIDDEN
+from router.cli import COMMANDS, HIDDEN_COMMANDS
 from router.config.loader import load_config
 from router.config.models import Config
 from router.delta.commit import StagedParts
@@ -200,7 +200,7 @@ def test_every_command_of_the_pages_exists() -> None:
     typed = re.compile(r"(?:^|`)router (?:--verbose )?([a-z][a-z-]*)\b", re.MULTILINE)
     named = {name for page in PAGES for name in typed.findall(page.read_text())}
 
-    assert {"run", "check", "ledger"} <= named <= {*COMMANDS, *HIDDEN}
+    assert {"run", "check", "ledger"} <= named <= {*COMMANDS, *HIDDEN_COMMANDS}
 
 
 def headings(page: Path) -> set[str]:
