@@ -30,7 +30,7 @@ NAMED = 50
 class Partition:
     """The counts of one source partition, in a task or in a batch. Keyed ones are by route, `route/expectation` or
     `route/sink`, those of quarantined rows by `route/sink/table`; in place of a route stands `BRONZE` for what it drops
-    or violates. A task and `partitions` add to them, nobody else.
+    or violates. A task and `add_up_partitions` add to them, nobody else.
 
     `unknown` events have fields that the decoder's schema lacks; `unknown_fields` has as many of these as `NAMED`.
     """

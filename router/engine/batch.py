@@ -140,7 +140,7 @@ class Batches:
                 manifest_to_finish = self._manifest_to_finish(earlier_manifest)
             arrival = arrival_of(self.ordinal, batch)
             # 1 read, 2 decode, 3 label: lazy. A decided batch needs no new schemas: its rows are staged already.
-            plan = self.decider.plan(self._not_held(raw), arrival, refresh=manifest_to_finish is None)
+            plan = self.decider.plan_batch(self._not_held(raw), arrival, refresh=manifest_to_finish is None)
         if manifest_to_finish is not None:
             return self.carry_out(manifest_to_finish, plan, steps, replay=True)
 
@@ -175,7 +175,7 @@ class Batches:
                 ):
                     return decision
                 self.decider.landing.discard_files(decision.landed)
-            plan = self.decider.plan(self._not_held(raw), plan.arrival, refresh=False)
+            plan = self.decider.plan_batch(self._not_held(raw), plan.arrival, refresh=False)
 
     def _mark_unreadable(self, raw: DataFrame, plan: Plan, steps: Steps, error: Exception) -> DataFrame:
         """Return the records of a batch after a failure, those that cause it with the reason in the column UNREADABLE.
@@ -184,15 +184,15 @@ class Batches:
         """
         trial = self.decider.make_trial(steps)
 
-        def land(records: DataFrame) -> None:
-            trial(self.decider.plan(self._not_held(records), plan.arrival, refresh=False))
+        def land_records(records: DataFrame) -> None:
+            trial(self.decider.plan_batch(self._not_held(records), plan.arrival, refresh=False))
 
         with steps.step("search"), quiet_tasks(self.spark):
-            search: UnreadableRecords | FailingRecords = FailingRecords(raw, land)
+            search: UnreadableRecords | FailingRecords = FailingRecords(raw, land_records)
             kafka = self.config.source.kafka
             if self.spans and kafka:
                 tell = partial(steps.report_progress, "search")
-                search = UnreadableRecords(self.spark, kafka, self.spans(steps.batch), land, tell)
+                search = UnreadableRecords(self.spark, kafka, self.spans(steps.batch), land_records, tell)
             path = f"{UNREADABLE}/{self.store.run}.json"
             noted = self.store.load(path)
             is_noted = noted is not None and noted["batch"] == steps.batch

@@ -142,14 +142,14 @@ class Manifest:
             notes["router.lookups"] = json.dumps(self.lookups)
         return notes
 
-    def dump(self) -> bytes:
+    def to_json(self) -> bytes:
         """Return the manifest as JSON."""
         # `asdict` copies everything first: a second more for 5 000 tables
         return json.dumps(vars(self), default=vars, separators=(",", ":")).encode()
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> Manifest:
-        """Return a manifest from the JSON object that `dump` wrote."""
+        """Return a manifest from the JSON object that `to_json` wrote."""
         commits = []
         for commit in content["commits"]:
             files = tuple(StagedFile.from_dict(file) for file in commit["files"])
@@ -301,7 +301,7 @@ class CheckpointStore:
         Raises RunningError if the batch is `new` and another run has decided it meanwhile.
         """
         path = f"store/{self.manifest_path(manifest.batch)}"
-        content = manifest.dump()
+        content = manifest.to_json()
         if not new:
             self.checkpoint.write(path, content)
         # A first decision is created, not written, so that of two runs one fails. If the storage took the file and its

@@ -140,7 +140,7 @@ class BatchDecider:
             stop=stop or threading.Event(),
         )
 
-    def plan(self, records: DataFrame, arrival: int | None = None, *, refresh: bool = True) -> Plan:
+    def plan_batch(self, records: DataFrame, arrival: int | None = None, *, refresh: bool = True) -> Plan:
         """Return the plan of a batch. With `refresh` decoder and lookups are updated first. Lazy.
 
         Records without an arrival get `arrival`; None: they have one, or land without it.
@@ -212,12 +212,12 @@ class BatchDecider:
         """Return what runs the landing job of a plan without writing anything; it obeys a stop."""
         landing = replace(self.landing, only=frozenset())
 
-        def run(plan: Plan) -> None:
+        def run_plan(plan: Plan) -> None:
             if self.stop.is_set():
                 raise Stopped
             landing.run(plan, self.demands, steps.batch)
 
-        return run
+        return run_plan
 
     def _decide_commits(
         self, plan: Plan, landed: Landed, steps: Steps, destination: Destination

@@ -185,11 +185,11 @@ def _run_with_retries(
         memory = LearntSchemas(CheckpointStore(checkpoint))
         source.learn(spark, config, memory)
 
-        def sample(rows: int) -> DataFrame:
+        def sample_rows(rows: int) -> DataFrame:
             return retry.copy()(source.sample, spark, config, rows)
 
         reads_topic = config.source.reads_topic
-        preparation = Preparation(loaded.path.parent, options.refresh, sample, memory, config.debug, reads_topic)
+        preparation = Preparation(loaded.path.parent, options.refresh, sample_rows, memory, config.debug, reads_topic)
         try:
             prepared = call_part(config.decode, "prepare", Decoder, preparation)
         except StartError:
@@ -381,14 +381,18 @@ class _StreamRun:
         self.error, self.batches = None, None  # a query that starts again has a session of its own
         self.status.starts("the sinks and the lookups")
         if not self.open:  # within the retries: they wait for a source that is unavailable
-            self.config = open_sinks(self.config, self.spark, self.folder, self._memory, trial=self.config.debug)
+            self.config = open_sinks(
+                self.config, self.spark, self.folder, self._learnt_schemas, trial=self.config.debug
+            )
             self.open = True
             self._open_detached_sinks()
         if self.topics is None:
             by_ledger = begin is not None
             self.topics = TopicIds.of(self.spark, self.config, self.lake, self.checkpoint, by_ledger=by_ledger)
         self._release_rows()
-        self.planner = self.planner or Planner(self.config, self.config.decode, memory=self._memory, at_start=True)
+        self.planner = self.planner or Planner(
+            self.config, self.config.decode, memory=self._learnt_schemas, at_start=True
+        )
         self.planner.check_routes()
         self.planner.lookups.load_missing(self.spark)  # waits for a table that is unavailable, before anything is read
         query = self._start_query(begin)
@@ -480,7 +484,7 @@ class _StreamRun:
         return bool(passed_over)
 
     @property
-    def _memory(self) -> LearntSchemas:
+    def _learnt_schemas(self) -> LearntSchemas:
         return LearntSchemas(CheckpointStore(self.checkpoint))
 
     @property
@@ -582,7 +586,7 @@ class _StreamRun:
             if not free or self.options.stop.is_set():
                 raise Stopped
             self.batches = self.batches or self._make_batches(raw)
-            records = source.records(raw, self.config, self._memory, batch, self.batches.numbers)
+            records = source.records(raw, self.config, self._learnt_schemas, batch, self.batches.numbers)
             with self.releasing:
                 report = self.batches.process(records, batch)
             self.pauses.note_success()

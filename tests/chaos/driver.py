@@ -155,7 +155,7 @@ def _die_in_merges(point: str, batch: int) -> None:
 
 def _die_in_delta_rs(point: str, batch: int, kill: Callable[[], None]) -> None:
     if point == "merges":
-        _around(delta_rs, "upsert", after=lambda _, work, *__: work.version == batch and kill())
+        _around(delta_rs, "upsert_rows", after=lambda _, work, *__: work.version == batch and kill())
     elif point == "deletions":
         _around(row_versions, "remember_deletions", before=lambda *given: given[-1].version == batch and kill())
 

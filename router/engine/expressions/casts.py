@@ -96,7 +96,7 @@ def check_zone(entry: PlanEntry) -> None:
 def convert_values(node: Node, value: pa.Array) -> Value:
     """Return values as another type, and the rows on which the cast raises if it can."""
     converter = _find_converter(node.of[0].kind, node.kind)
-    assert converter is not None  # `cast` refuses others
+    assert converter is not None  # `make_cast` refuses others
     return converter(value, arrow_type_of(node.kind))
 
 

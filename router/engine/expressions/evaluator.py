@@ -3,8 +3,8 @@
 Spark has analysed an expression before it is translated: names are resolved, the two sides of a comparison have the
 same type, every implicit cast is written out. What is translated is what Spark's optimiser makes of it, since that is
 what Spark would evaluate: it reorders sums, leaves off what constants decide, and drops what is written twice. It is
-translated only if it has the same values in Arrow; `Untranslatable` names the part that has not. `translate` runs on
-the driver, `evaluate` on executors.
+translated only if it has the same values in Arrow; `Untranslatable` names the part that has not.
+`translate_columns` runs on the driver, `evaluate_expression` on executors.
 
 If Spark would raise on a row, the value is null and the row is marked. Spark evaluates only the operands that it needs:
 `a = 0 OR 10 / a > 1` does not raise if `a` is 0. Here every operand is evaluated for all rows, and its marks count

@@ -125,7 +125,7 @@ class Lookups:
         """Return the tables as they are loaded now."""
         tables = []
         for name, source in self.sources.items():
-            assert source.current  # `load` comes first
+            assert source.current  # `load_missing` comes first
             table = LookupTable(
                 name=name,
                 state=source.current.state,

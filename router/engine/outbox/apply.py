@@ -374,7 +374,7 @@ def mark_replayed(taken: DataFrame, lake: Lake, config: Config, name: str, numbe
     condition = " AND ".join([*is_same_letter, f"t.{REPLAYED} IS NULL"])
     letters = taken.select(*_DEAD_LETTER_KEY).distinct().alias("s")
 
-    def mark() -> None:
+    def mark_letters() -> None:
         if REPLAYED not in session.read.format("delta").load(address).columns:
             session.sql(f"ALTER TABLE delta.{quote_identifier(address)} ADD COLUMNS ({REPLAYED} STRING)")
         merger = DeltaTable.forPath(session, address).alias("t").merge(letters, condition)
@@ -382,7 +382,7 @@ def mark_replayed(taken: DataFrame, lake: Lake, config: Config, name: str, numbe
 
     try:
         # The stream appends meanwhile.
-        retry_on_conflict(mark, CONFLICTS, _TRIES, _WAIT_SECONDS)
+        retry_on_conflict(mark_letters, CONFLICTS, _TRIES, _WAIT_SECONDS)
     except Exception as error:
         problem = f"what was sent could not be marked: {first_line(error)}"
         raise TableError(config.dead_letters, problem) from error

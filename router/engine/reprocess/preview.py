@@ -183,7 +183,7 @@ class Trial:
             stop=context.stop,
         )
         decider.forget_released(blocked_places(store))
-        decision = decider.land_and_decide(decider.plan(records, arrival=_ARRIVAL), Steps(0), destination)
+        decision = decider.land_and_decide(decider.plan_batch(records, arrival=_ARRIVAL), Steps(0), destination)
         noted = [*destination.noted, *_too_many_dead(context, staging_lake, decision)]
         return cls(context, staging_lake, decision, noted, decider.demands.blocked)
 

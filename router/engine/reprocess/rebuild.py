@@ -120,7 +120,7 @@ class Rebuild:
         )
         destination = RebuildDestination(config, self.query.partition(":")[2], count)
         try:
-            plan = decider.plan(records.select(*RAW_COLUMNS))
+            plan = decider.plan_batch(records.select(*RAW_COLUMNS))
             decision = decider.land_and_decide(plan, Steps(batch), destination)
         except BatchError as error:
             name = min(self.only, default="new tables")

@@ -317,7 +317,7 @@ class DeadLetterReplay(Reprocessing):
             memory=self.context.memory,
         )
         decider.forget_released(blocked_places(run.store))
-        plan = decider.plan(self._records(run, scope), arrival=0)
+        plan = decider.plan_batch(self._records(run, scope), arrival=0)
         decision = decider.land_and_decide(plan, Steps(0), destination)
         # Nothing is committed: all staged files are deleted again.
         commits = destination.choose_commits(decision, 0)

@@ -67,7 +67,7 @@ def test_a_manifest_that_was_not_written_whole_is_none(store: CheckpointStore, t
     """Without it a crash while deciding blocks the stream for ever."""
     folder = tmp_path / "store" / "manifests" / "run-1"
     folder.mkdir(parents=True)
-    (folder / "0000000007.tmp").write_bytes(manifest(7).dump()[:50])
+    (folder / "0000000007.tmp").write_bytes(manifest(7).to_json()[:50])
 
     assert store.read_manifest(7) is None
     store.write_manifest(manifest(7))
@@ -143,8 +143,8 @@ def test_a_batch_of_which_rows_are_in_the_quarantine_is_not_decided_again(store:
         fingerprint="fingerprint",
         store=store,
         tables=SimpleNamespace(readable=dict.fromkeys),
-        committers=SimpleNamespace(missing=lambda works: [work.files[0].path for work in works]),
-        outboxes=SimpleNamespace(unapplied=lambda _: []),
+        committers=SimpleNamespace(missing_files=lambda works: [work.files[0].path for work in works]),
+        outboxes=SimpleNamespace(unapplied_commits=lambda _: []),
         _is_done=lambda work, *_: work.table == "silver.t",
     )
     known = store.read_manifest(7)

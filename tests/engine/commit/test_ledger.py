@@ -273,8 +273,8 @@ def test_the_last_batches_are_those_that_ended_last(lake: Lake) -> None:
         lake=lake.root,
         ledger="ops.ledger",
         name="games",
-        storage=dict,
-        locations=tuple,
+        revealed_storage_options=dict,
+        table_locations=tuple,
         checkpoint_path=lambda: lake.root,
     )
 
