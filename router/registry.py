@@ -205,7 +205,7 @@ def _is_installed(module: str) -> bool:
 def load_registry(plugin_files: Sequence[Path] = ()) -> Registry:
     """Load all plugins and return their parts; raise PluginError, naming the plugin, for the first broken one."""
     manager = _new_manager()
-    for point in entry_points(group=hookspecs.PROJECT):
+    for point in entry_points(group=hookspecs.PROJECT_NAME):
         provider = _provider(point)
         _register(manager, _load_plugin(provider, point.load), provider)
     for path in dict.fromkeys(path.resolve() for path in plugin_files):
@@ -214,7 +214,7 @@ def load_registry(plugin_files: Sequence[Path] = ()) -> Registry:
 
 
 def _new_manager() -> pluggy.PluginManager:
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager = pluggy.PluginManager(hookspecs.PROJECT_NAME)
     manager.add_hookspecs(hookspecs)
     return manager
 

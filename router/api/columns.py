@@ -17,7 +17,7 @@ from router import spark_internals
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-TIMES = {
+JSON_TIME_OPTIONS = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
     "dateFormat": "yyyy-MM-dd",

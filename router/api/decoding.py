@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from router.api.halving import Halved
 
-RAISED = "the decoder raises "
+DECODER_RAISES = "the decoder raises "
 """The beginning of the `_error` of a row on which a decoder's function raised."""
 _ERROR_CHARACTERS = 300
 """Characters of such an `_error`, at most: it quotes the exception."""
@@ -125,7 +125,7 @@ def _join_pieces(pieces: list[Halved[pa.RecordBatch]], decoding: ArrowDecoding) 
             if piece.made is not None:
                 arrays.append(piece.made.column(number))
             elif field.name == "_error":
-                arrays.append(pa.array([describe_error(RAISED, piece.error)], field.type))
+                arrays.append(pa.array([describe_error(DECODER_RAISES, piece.error)], field.type))
             else:
                 arrays.append(pa.nulls(1, field.type))
         columns.append(pa.concat_arrays(arrays))

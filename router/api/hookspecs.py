@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from router.api.parts import BatchReport, Decoder, Encoder, Rule, ViewQuery
     from router.api.sinks import Sink
 
-PROJECT = "event_router"
+PROJECT_NAME = "event_router"
 """The name of the project, for pluggy, and of the entry-point group."""
 
-hookspec = pluggy.HookspecMarker(PROJECT)
-hookimpl = pluggy.HookimplMarker(PROJECT)
+hookspec = pluggy.HookspecMarker(PROJECT_NAME)
+hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
 
 
 @hookspec

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
-from router.api.hookspecs import PROJECT
+from router.api.hookspecs import PROJECT_NAME
 from router.errors import StartError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-ROUTER = "spark-event-router"
+ROUTER_DISTRIBUTION = "spark-event-router"
 NATIVE_SUFFIXES = {".so", ".pyd", ".dylib"}
 """Suffixes of what Python cannot import from an archive."""
 TIME_OF_FILES = (1980, 1, 1, 0, 0, 0)
@@ -66,15 +66,15 @@ def write_zip(target: Path, files: Mapping[str, Path | str]) -> Path:
 def _find_distributions() -> dict[Distribution, set[str]]:
     """Return the router and the providers of plugins, with the top-level modules that they are known by."""
     try:
-        router = Distribution.from_name(ROUTER)
+        router = Distribution.from_name(ROUTER_DISTRIBUTION)
     except ModuleNotFoundError:
         raise StartError(
-            f"{ROUTER} is not installed here, so its files are not known; pip install it, or -e a checkout"
+            f"{ROUTER_DISTRIBUTION} is not installed here, so its files are not known; pip install it, or -e a checkout"
         ) from None
     modules_by_dist = {router: {"router"}}
     # Each entry point has a distribution object of its own: the name tells whether it is one that was seen.
     dists = {_module_name(router.name): router}
-    for point in entry_points(group=PROJECT):
+    for point in entry_points(group=PROJECT_NAME):
         if point.dist:
             dist = dists.setdefault(_module_name(point.dist.name), point.dist)
             modules_by_dist.setdefault(dist, set()).add(point.module.partition(".")[0])

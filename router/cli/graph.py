@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from router.config.models import Config, Route, Source, View
 
 TABLES_SHOWN = 12
-SHAPES = {
+MERMAID_SHAPES = {
     "source": "([{}])",
     "decoder": "{{{{{}}}}}",
     "route": "[/{}/]",
@@ -379,7 +379,7 @@ class _Chart:
 
     def node_lines(self, node: GraphNode, name: str) -> Iterator[str]:
         """Yield the lines of a node and all below it."""
-        yield f"  {name}{SHAPES[node.kind].format(_quote_for_mermaid(node))}"
+        yield f"  {name}{MERMAID_SHAPES[node.kind].format(_quote_for_mermaid(node))}"
         for child in node.below:
             child_name = None
             if child.kind == "table":

@@ -15,7 +15,7 @@ from router.cli import shipped_folder
 from router.cli.listing import Listing, ListingField, show_listing
 from router.registry import suggestion
 
-_LINK = re.compile(r"!?\[([^\]]+)\]\((?!\w+:)([^)\s#]*)(?:#[^)\s]*)?\)")
+_RELATIVE_LINK = re.compile(r"!?\[([^\]]+)\]\((?!\w+:)([^)\s#]*)(?:#[^)\s]*)?\)")
 """A link that is no address: to another page, a file of the repository, or a place on the same page."""
 
 
@@ -62,7 +62,7 @@ def name_topics(text: str, page: Path) -> str:
         target = Path(os.path.normpath(page.parent / link[2]))
         return f"{link[1]} ({topics[target]})" if target in topics else link[1]
 
-    return _LINK.sub(without_link, text)
+    return _RELATIVE_LINK.sub(without_link, text)
 
 
 def _title_of(page: Path) -> str:

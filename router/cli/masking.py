@@ -18,11 +18,11 @@ from dataclasses import dataclass
 KeyPath = tuple[str, ...]
 """The keys from the top of a value to a part of it. A list adds none; a key of a map is `*`."""
 JSON_STARTS = ("{", "[", '"')
-FRAME = 5
+FRAME_BYTES = 5
 """Bytes before the payload in the wire format of Confluent: the magic byte 0 and the schema id."""
-ATTEMPTS = 200
+MASKING_ATTEMPTS = 200
 """Draws until a masked text parses as the text did; of 200 numbers with ten digits 23 are in int32, the worst case."""
-INTEGER = re.compile(r"[+-]?\d{1,40}", re.ASCII)
+INTEGER_TEXT = re.compile(r"[+-]?\d{1,40}", re.ASCII)
 INTEGER_LIMITS = (2**31 - 1, 2**63 - 1, 2**64 - 1)
 FIELD_NAME = re.compile(r"[@$#]?[^\W\d]\w*(-[^\W\d]\w*)*")
 LOWER_BEYOND_ASCII = "äöüéèñçø"
@@ -30,20 +30,20 @@ FIRST_IDEOGRAPH = 0x4E00
 OCTET_BOUNDS = {1: (0, 9), 2: (10, 99), 3: (100, 255)}
 """Digits of a number in an IPv4 address -> the numbers that have as many."""
 MOMENT_BOUNDS = {"month": (1, 12), "day": (1, 28), "hour": (0, 23), "minute": (0, 59), "second": (0, 59)}
-MOMENT = re.compile(
+MOMENT_TEXT = re.compile(
     r"((?P<year>(?!0000)\d{4})-(?!02-3|(04|06|09|11)-31)(?P<month>0[1-9]|1[0-2])-(?P<day>0[1-9]|[12]\d|3[01])"
     r"([Tt ](?=\d)|$))?((?P<hour>[01]\d|2[0-3]):(?P<minute>[0-5]\d)(:(?P<second>[0-5]\d)([.,](?P<fraction>\d+))?)?"
     r"( ?[Zz]|[+-]\d\d(:?\d\d)?)?)?",
     re.ASCII,
 )
-NUMBER = re.compile(
+NUMBER_TEXT = re.compile(
     r"(?=[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE]|\Z))([+-]?[0.]*)([1-9](?:[\d.]*[1-9])?)?([0.]*(?:[eE][+-]?\d+)?)", re.ASCII
 )
 """Sign and leading zeros; the digits from the first to the last that is not 0; zeros at the end and the exponent."""
-UUID = re.compile(r"[\da-f]{8}(-[\da-f]{4}){3}-[\da-f]{12}", re.ASCII | re.IGNORECASE)
+UUID_TEXT = re.compile(r"[\da-f]{8}(-[\da-f]{4}){3}-[\da-f]{12}", re.ASCII | re.IGNORECASE)
 TEXT_FORMS = {
     "word": re.compile(r"|true|false|null|none|[+-]?(nan|inf|infinity)", re.IGNORECASE),
-    "moment": MOMENT,
+    "moment": MOMENT_TEXT,
     "address": re.compile(r"((25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)(\.(?=.)|$)){4}", re.ASCII),
     "hex": re.compile(r"[\da-f:-]{8,}", re.ASCII | re.IGNORECASE),
 }
@@ -79,7 +79,7 @@ class Mask:
         """
         if value is None:
             return None
-        frame = value[:FRAME] if value.startswith(b"\0") else b""
+        frame = value[:FRAME_BYTES] if value.startswith(b"\0") else b""
         text = value[len(frame) :].decode(errors="surrogateescape")
         # Control characters are lengths and numbers of a binary format, and would stay as they are. Behind a frame even
         # a line feed is one.
@@ -146,13 +146,13 @@ def mask_plain_text(text: str) -> str:
         return re.sub(r"\d+", lambda octet: str(draw_number(octet[0] + text, *OCTET_BOUNDS[len(octet[0])])), text)
     letters = "abcdef" if form == ("hex",) else string.ascii_lowercase
     masked = text
-    for attempt in range(ATTEMPTS):
+    for attempt in range(MASKING_ATTEMPTS):
         masked = mask_characters(text, attempt, letters)
-        number = NUMBER.fullmatch(text)
+        number = NUMBER_TEXT.fullmatch(text)
         if number:
             begin, end = number.span(2)
             masked = f"{text[:begin]}{masked[begin:end]}{text[end:]}"
-        if UUID.fullmatch(text):
+        if UUID_TEXT.fullmatch(text):
             # Its version and variant say how it is read.
             masked = f"{masked[:14]}{text[14]}{masked[15:19]}{text[19]}{masked[20:]}"
         if find_text_form(masked) == form:
@@ -162,10 +162,10 @@ def mask_plain_text(text: str) -> str:
 
 def find_text_form(text: str) -> tuple[object, ...]:
     """Return what a text parses as, one of TEXT_FORMS; of a number also what must stay of it, and its range."""
-    number = NUMBER.fullmatch(text)
+    number = NUMBER_TEXT.fullmatch(text)
     if number:
         # Exact, unless it has a fraction; Python reads no whole number of thousands of digits.
-        value = int(text) if INTEGER.fullmatch(text) else float(text)
+        value = int(text) if INTEGER_TEXT.fullmatch(text) else float(text)
         is_beyond = [not -limit - 1 <= value <= limit for limit in INTEGER_LIMITS]
         return "number", number[1], number[3], *is_beyond
     return tuple(form for form, pattern in TEXT_FORMS.items() if pattern.fullmatch(text))[:1]
@@ -173,7 +173,7 @@ def find_text_form(text: str) -> tuple[object, ...]:
 
 def mask_moment(text: str) -> str:
     """Return another date or time of this form, with its zone; a date is of one of the nine years before."""
-    match = MOMENT.fullmatch(text)
+    match = MOMENT_TEXT.fullmatch(text)
     assert match is not None
     bounds = dict(MOMENT_BOUNDS)
     if match["year"]:

@@ -21,12 +21,12 @@ from router.registry import FAMILIES, suggestion
 if TYPE_CHECKING:
     from collections.abc import Iterator, Set
 
-DISTRIBUTION = "own-parts"
+TEMPLATE_DISTRIBUTION = "own-parts"
 """The name that the package has in the repository; its module and its parts have this name with `_`."""
 _PACKAGE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*([-_.][A-Za-z0-9]+)*")
 _LONGEST_NAME = 40
 """Characters of NAME at most: its parts begin with it, and their names have 64."""
-_CONDITION = re.compile(r"(.*?) *# (if|unless) ([a-z ]+)")
+_LINE_CONDITION = re.compile(r"(.*?) *# (if|unless) ([a-z ]+)")
 
 
 def _parse_kinds(_context: click.Context, _option: click.Parameter, text: str) -> frozenset[str]:
@@ -104,7 +104,7 @@ def _files_of_package(name: str, kinds: Set[str]) -> Iterator[tuple[str, str]]:
             continue
         text = ""
         for line in path.read_text(encoding="utf-8").splitlines():
-            condition = _CONDITION.fullmatch(line)
+            condition = _LINE_CONDITION.fullmatch(line)
             if condition is None:
                 text += f"{line}\n"
             elif kinds.isdisjoint(condition[3].split()) == (condition[2] == "unless"):
@@ -113,4 +113,4 @@ def _files_of_package(name: str, kinds: Set[str]) -> Iterator[tuple[str, str]]:
 
 
 def _put_name_in(text: str, name: str) -> str:
-    return text.replace(DISTRIBUTION, name).replace(_module_of(DISTRIBUTION), _module_of(name))
+    return text.replace(TEMPLATE_DISTRIBUTION, name).replace(_module_of(TEMPLATE_DISTRIBUTION), _module_of(name))

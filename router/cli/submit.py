@@ -31,7 +31,7 @@ INSTALLED_PROGRAM = "local:///opt/router/__main__.py"
 """The program in an image that is built as docs/deploy/Dockerfile says."""
 SETTINGS_AHEAD = ("spark.driver.", "spark.jars", "spark.kubernetes.", "spark.submit.", "spark.yarn.")
 """What settings begin with that are too late once a driver has started: its session sets all others by itself."""
-VARIABLE = re.compile(r"(?<!\$)\$\{([A-Za-z_]\w*)(?::-[^}]*)?\}")
+VARIABLE_REFERENCE = re.compile(r"(?<!\$)\$\{([A-Za-z_]\w*)(?::-[^}]*)?\}")
 
 
 @click.command(short_help="Run a configuration on a cluster, by spark-submit.")
@@ -214,7 +214,7 @@ class Submission:
     def _pack_configuration(self) -> tuple[Path, str]:
         """Pack the configuration and what it names; return the archive, and the name of the file in it."""
         files = configuration_files(self.path, self.plugins, _texts_in(self.filled))
-        variables = sorted(set(VARIABLE.findall(self.path.read_text("utf-8-sig"))))
+        variables = sorted(set(VARIABLE_REFERENCE.findall(self.path.read_text("utf-8-sig"))))
         if variables:
             self.notes.append(
                 f"variables that the driver needs there: {', '.join(variables)} (YARN: spark.yarn.appMasterEnv.NAME, "

@@ -217,7 +217,7 @@ STATE_FIELDS = (
     ListingField("why", "sentence", shown=_shown_why),
     ListingField("quarantined", "number", "quarantine", shown=_shown_quarantined),
 )
-_BARS = " ▁▂▃▄▅▆▇█"
+_TREND_BARS = " ▁▂▃▄▅▆▇█"
 
 
 @click.command(short_help="Show how often expectations do not hold.")
@@ -275,7 +275,7 @@ def _shown_trend(row: dict[str, Any]) -> str:
         shares.append(violated / events if events else 0.0)
     # Without a violation all bars are the lowest one, a space.
     largest = max(shares) or 1.0
-    return "".join(_BARS[math.ceil(share / largest * (len(_BARS) - 1))] for share in shares)
+    return "".join(_TREND_BARS[math.ceil(share / largest * (len(_TREND_BARS) - 1))] for share in shares)
 
 
 EXPECTATION_FIELDS = (

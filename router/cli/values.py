@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import timedelta
 
-UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
+NUMBER_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 
 
 def parse_number(text: str) -> float | None:
@@ -25,7 +25,7 @@ def parse_number(text: str) -> float | None:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgG]?)\s*", text)
     if match is None:
         return None
-    return float(match[1]) * UNITS[match[2].lower()]
+    return float(match[1]) * NUMBER_UNITS[match[2].lower()]
 
 
 def read_interval_option(ctx: click.Context, option: click.Parameter, text: str | None) -> timedelta | None:

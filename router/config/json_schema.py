@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from router.registry import Entry, Registry
 
 
-_DRAFT = "https://json-schema.org/draft/2020-12/schema"
-_PLACEHOLDER = "x-router-part"
-_TEXT = ["string", "number", "boolean"]
+_SCHEMA_DRAFT = "https://json-schema.org/draft/2020-12/schema"
+_PART_PLACEHOLDER = "x-router-part"
+_TEXT_TYPES = ["string", "number", "boolean"]
 """What may be written where text is needed: the loader takes it as written."""
-_VARIABLE: JsonSchemaValue = {"type": "string", "pattern": r"\$\{"}
+_VARIABLE_SCHEMA: JsonSchemaValue = {"type": "string", "pattern": r"\$\{"}
 
 
 class _Generator(GenerateJsonSchema):
@@ -30,7 +30,7 @@ class _Generator(GenerateJsonSchema):
         # Decoder, Rule and Sink have a kind of their own; the classes of parts inherit it.
         kind = vars(owner).get("kind") if isinstance(owner, type) else None
         if kind:
-            return {_PLACEHOLDER: kind}
+            return {_PART_PLACEHOLDER: kind}
         return super().function_before_schema(schema)
 
     def int_schema(self, schema: core_schema.IntSchema) -> JsonSchemaValue:
@@ -49,7 +49,7 @@ class _Generator(GenerateJsonSchema):
         described = super().tuple_schema(schema)
         items = described.get("items")
         # A variable can hold a list of values, not one of mappings.
-        if not items or _PLACEHOLDER in items or "$ref" in items:
+        if not items or _PART_PLACEHOLDER in items or "$ref" in items:
             return described
         return _or_variable(described)
 
@@ -57,7 +57,7 @@ class _Generator(GenerateJsonSchema):
         described = super().str_schema(schema)
         if "pattern" in described:
             return _or_variable(described)
-        return {**described, "type": _TEXT}
+        return {**described, "type": _TEXT_TYPES}
 
 
 def json_schema(registry: Registry) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def json_schema(registry: Registry) -> dict[str, Any]:
         # Its options may stand without its name.
         properties = top["properties"]
         properties["decode"] = {"anyOf": [properties["decode"], references[keyed.part, "validation"]]}
-    whole = {"$schema": _DRAFT, **top, "title": "Spark Event Router", "$defs": definitions}
+    whole = {"$schema": _SCHEMA_DRAFT, **top, "title": "Spark Event Router", "$defs": definitions}
     return dict(_fill_placeholders(whole))
 
 
@@ -101,12 +101,12 @@ def _fill_placeholders(schema: Any) -> Any:
     """Put references where parts stand, and let a secret be a number."""
     if isinstance(schema, dict):
         if schema.get("writeOnly") is True and schema.get("type") == "string":
-            return {**schema, "type": _TEXT}
+            return {**schema, "type": _TEXT_TYPES}
         filled: dict[str, Any] = {}
-        if _PLACEHOLDER in schema:
-            filled["$ref"] = f"#/$defs/router.{schema[_PLACEHOLDER]}"
+        if _PART_PLACEHOLDER in schema:
+            filled["$ref"] = f"#/$defs/router.{schema[_PART_PLACEHOLDER]}"
         for key, value in schema.items():
-            if key != _PLACEHOLDER:
+            if key != _PART_PLACEHOLDER:
                 filled[key] = _fill_placeholders(value)
         return filled
     if isinstance(schema, list):
@@ -115,4 +115,4 @@ def _fill_placeholders(schema: Any) -> Any:
 
 
 def _or_variable(schema: JsonSchemaValue) -> JsonSchemaValue:
-    return {"anyOf": [schema, _VARIABLE]}
+    return {"anyOf": [schema, _VARIABLE_SCHEMA]}

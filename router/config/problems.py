@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from router.registry import Entries, KeyPath
 
 
-_ELSEWHERE: dict[KeyPath, str] = {
+_HINTS_FOR_OTHER_KEYS: dict[KeyPath, str] = {
     ("sources",): "several topics are one source, `source: {kafka: {topics: [...]}}`, with a decoder each in "
     "`decode: {by_topic: {topics: {...}}}`",
 }
@@ -70,15 +70,15 @@ _EXPECTED_VALUES = {
 }
 """What a value must be, by pydantic's type of error. None of these texts holds a value of the configuration."""
 
-_PATTERNS = {
+_DESCRIBED_PATTERNS = {
     NAME_PATTERN: "a name: lower-case letters, digits and _, at most 64, a letter first",
     HYPHENED_PATTERN: "a name: lower-case letters, digits, _ and -, at most 64, a letter first",
     BRONZE_PATTERN: "layer.table: lower-case letters, digits and _, the layer begins with a letter; or with {topic} in "
     "the table, such as bronze.{topic}",
     TABLE_PATTERN: "layer.table: lower-case letters, digits and _, the layer begins with a letter",
 }
-_CODES = {"missing": "missing", "extra_forbidden": "unknown"}
-_WITHHELD = "its message is withheld, since the value is a secret or comes from a variable"
+_CODES_BY_TYPE = {"missing": "missing", "extra_forbidden": "unknown"}
+_WITHHELD_HINT = "its message is withheld, since the value is a secret or comes from a variable"
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def problems_of(error: ValidationError, document: Document, entries: Entries) ->
             faults.append(_describe_fault(line, place, document, entries))
     problems = []
     for fault in _join_members(faults):
-        code = _CODES.get(fault.line["type"], "unknown" if fault.at_key else "value")
+        code = _CODES_BY_TYPE.get(fault.line["type"], "unknown" if fault.at_key else "value")
         problems.append(document.problem_at(fault.line["loc"], fault.what, fault.hint, code=code, at_key=fault.at_key))
     return problems
 
@@ -133,7 +133,7 @@ def _describe_fault(line: ErrorDetails, place: LocatedNode, document: Document, 
             hint += f": {meaning}"
         return _Fault(line, place, _explain_error(line, place.node), hint)
     if kind == "extra_forbidden":
-        hint = _ELSEWHERE.get(loc) or _similar_keys(entries, loc)
+        hint = _HINTS_FOR_OTHER_KEYS.get(loc) or _similar_keys(entries, loc)
         return _Fault(line, place, _explain_error(line, place.node), hint, at_key=True)
     if kind.startswith(TRUSTED) and {"what", "hint", "at"} <= context.keys():
         return _Fault(line, place, context["what"], context["hint"], at_key=context["at"] == "key")
@@ -149,7 +149,7 @@ def _describe_fault(line: ErrorDetails, place: LocatedNode, document: Document, 
     if expected:
         return _Fault(line, place, message, _suggest_nearest(place.node, context), member=member)
     if _gives_away(message, _hidden_texts(line, place, document, entries)):
-        return _Fault(line, place, f"is not accepted ({kind})", _WITHHELD, member=member)
+        return _Fault(line, place, f"is not accepted ({kind})", _WITHHELD_HINT, member=member)
     return _Fault(line, place, message, "", member=member)
 
 
@@ -161,7 +161,7 @@ def problems_in_words(lines: Iterable[ErrorDetails], document: Document, hint: s
         is_member = bool(place.left) and line["type"] != "missing"
         faults.append(_Fault(line, place, _explain_error(line, place.node), hint, member=is_member))
     for fault in _join_members(faults):
-        code = _CODES.get(fault.line["type"], "value")
+        code = _CODES_BY_TYPE.get(fault.line["type"], "value")
         yield document.problem_at(fault.line["loc"], fault.what, fault.hint, code=code)
 
 
@@ -188,7 +188,7 @@ def _is_hidden(entries: Entries, loc: KeyPath, place: LocatedNode) -> bool:
 def _describe_expected(kind: str, context: dict[str, Any]) -> str:
     """Return what a value must be, or nothing if only pydantic's own message tells."""
     pattern = context.get("pattern")
-    values = {**context, "pattern": _PATTERNS.get(str(pattern), f"of the form {pattern}")}
+    values = {**context, "pattern": _DESCRIBED_PATTERNS.get(str(pattern), f"of the form {pattern}")}
     try:
         return _EXPECTED_VALUES.get(kind, "").format(**values)
     except KeyError:

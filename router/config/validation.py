@@ -18,7 +18,7 @@ from router.api.sinks import LakeSink, MergingSink, Sink
 from router.config.models import Bronze, Config, Let, Source, View, names_of, read_shared, reads_tables_of, with_named
 from router.config.yaml_tree import Items, Keys, Scalar, YamlNode, plain_data
 from router.registry import suggestion
-from router.storage.addresses import SCHEMES, is_local, normalize_address
+from router.storage.addresses import STORAGE_BY_SCHEME, is_local, normalize_address
 from router.table_names import BronzeTables, folded, may_collide, templates_meet, underscored
 from router.templates import fill_template, template_fields
 
@@ -562,7 +562,7 @@ def _shares_storage_with_lake(root: YamlNode, location: Location) -> bool:
 
 def _storage_kind(place: str) -> str | None:
     scheme, _, _ = place.partition("://")
-    return SCHEMES.get(scheme.lower())
+    return STORAGE_BY_SCHEME.get(scheme.lower())
 
 
 def _table_of_topic(template: str, topic: str) -> str:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 MAX_FILE_BYTES = 1 << 20
 
-_TOKEN = re.compile(r"\$\$\{|\$\{([^}]*)(\}?)")
-_VARIABLE = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-.*)?", re.DOTALL)
+_REFERENCE_OR_ESCAPE = re.compile(r"\$\$\{|\$\{([^}]*)(\}?)")
+_VARIABLE_REFERENCE = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-.*)?", re.DOTALL)
 _KNOWN_FORMS = "known forms: ${NAME}, ${NAME:-default}, ${file:/path}; a plain `${` is written `$${`"
 
 
@@ -73,9 +73,9 @@ class _Substitution:
         return replace(entry, value=self.replace_in(entry.value, path))
 
     def _replace_in_scalar(self, node: Scalar, path: tuple[str, ...]) -> Scalar:
-        tainted = any(token[0] != "$${" for token in _TOKEN.finditer(node.text))
+        tainted = any(token[0] != "$${" for token in _REFERENCE_OR_ESCAPE.finditer(node.text))
         try:
-            text = _TOKEN.sub(self._value_of_token, node.text)
+            text = _REFERENCE_OR_ESCAPE.sub(self._value_of_token, node.text)
         except _UnresolvedError as unknown:
             place = printable(".".join(path))
             self.problems.append(
@@ -83,7 +83,7 @@ class _Substitution:
             )
             return replace(node, value="", tainted=tainted, broken=True)
         # One variable and nothing else has the type of its text: `port: ${PORT}` is a number.
-        is_alone = tainted and node.plain and _TOKEN.fullmatch(node.text)
+        is_alone = tainted and node.plain and _REFERENCE_OR_ESCAPE.fullmatch(node.text)
         return replace(node, text=text, value=parse_plain_scalar(text) if is_alone else text, tainted=tainted)
 
     def _value_of_token(self, token: re.Match[str]) -> str:
@@ -99,7 +99,7 @@ class _Substitution:
         return self._value_of_variable(reference)
 
     def _value_of_variable(self, reference: str) -> str:
-        named = _VARIABLE.fullmatch(reference)
+        named = _VARIABLE_REFERENCE.fullmatch(reference)
         if named is None:
             raise _UnresolvedError("this is not a variable", _KNOWN_FORMS)
         name = named["name"]

@@ -40,10 +40,10 @@ UNFINISHED_ENDS = frozenset(
 OPENING_BRACKETS = ("(", "<")
 BRACKET_PAIRS = {")": "(", "]": "["}
 IN_TEMPLATE = re.compile(r"\{event\.([A-Za-z_]\w*)")
-STEP = re.compile(r"`([^`]+)`|([^`.]+)")
+FIELD_STEP = re.compile(r"`([^`]+)`|([^`.]+)")
 """A name on the way to a field: event, `app.version`."""
-COLUMN = re.compile(r"(?:.*\bAS\s+|(?:event\.)?)`?(\w+)`?\s*", re.IGNORECASE | re.DOTALL)
-WORDS = frozenset({"event", "event_key", "true", "false", "null", "localtimestamp", "session_user", "user"})
+NAMED_COLUMN = re.compile(r"(?:.*\bAS\s+|(?:event\.)?)`?(\w+)`?\s*", re.IGNORECASE | re.DOTALL)
+WORDS_OF_SQL = frozenset({"event", "event_key", "true", "false", "null", "localtimestamp", "session_user", "user"})
 """Names that stand alone in SQL and may be no columns."""
 SPARK_DECIDES = "Spark decides: --plan"
 
@@ -184,7 +184,7 @@ class _Check:
                 yield from self._part_texts(kind, inner.value, (*place, option))
 
     def _name_in_order(self, loc: KeyPath, name: str, columns: list[str]) -> None:
-        if name.lower() in (*columns, *RECORD, *WORDS) or name.lower().startswith(("_", "current_")):
+        if name.lower() in (*columns, *RECORD, *WORDS_OF_SQL) or name.lower().startswith(("_", "current_")):
             return
         candidates = [*columns, *(f"event.{field}" for field in self.fields or ()), *RECORD]
         what = f"`{name}` is no column of the route or the record"
@@ -196,7 +196,7 @@ class _Check:
         if kind == "sql":
             self._check_sql(loc, node)
         elif kind == "field" and node.text.lower().startswith("event."):
-            self._check_field(loc, [*map("".join, STEP.findall(node.text))][1:], self.fields)
+            self._check_field(loc, [*map("".join, FIELD_STEP.findall(node.text))][1:], self.fields)
         elif kind == "order":
             self._check_sql(loc, node)
             is_name = re.fullmatch(r"[A-Za-z_]\w*", node.text)
@@ -234,7 +234,7 @@ class _Check:
             if item.text.strip().lower() == "event.*":
                 columns += fields
                 continue
-            named = COLUMN.fullmatch(item.text)
+            named = NAMED_COLUMN.fullmatch(item.text)
             if named is None:
                 return None
             columns.append(named[1].lower())

@@ -170,7 +170,7 @@ MAX_DEPTH = 50
 MAX_VALUES = 100_000
 """Bounds on a document with all its aliases written out; a hostile or broken file must not eat the machine."""
 
-_TAG = "tag:yaml.org,2002:"
+_TAG_PREFIX = "tag:yaml.org,2002:"
 
 
 class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
@@ -220,7 +220,7 @@ def _compose_nodes(text: str) -> yaml.Node | None:
         raise yaml.MarkedYAMLError(problem="a number is out of range", problem_mark=loader.get_mark()) from error
 
 
-_HINTS = {
+_SYNTAX_HINTS = {
     "mapping values are not allowed": "put quotes around a value that holds `: `, or check the indentation",
     "'\\t'": "indent with spaces, not tabs",
     "undefined alias": "put quotes around a text that begins with *; an alias needs its anchor before it",
@@ -237,7 +237,7 @@ def _syntax_problem(error: yaml.MarkedYAMLError, text: str, file: str) -> Proble
         line = mark.line + 1
         column = mark.column + 1
     message = ", ".join(part for part in (error.context, error.problem) if part) or "this is not YAML"
-    hint = next((hint for sign, hint in _HINTS.items() if sign in message), "")
+    hint = next((hint for sign, hint in _SYNTAX_HINTS.items() if sign in message), "")
     if not hint and "'{'" in message and "${" in text:
         hint = 'inside { } or [ ] put quotes around a variable: "${NAME}"'
     return Problem(file, line, column, "", printable(f"not YAML: {message}"), hint)
@@ -271,7 +271,7 @@ class _Builder:
 
     def _make_node(self, node: yaml.Node, path: KeyNames) -> YamlNode:
         line, column = _place_of(node)
-        if node.tag.removeprefix(_TAG) not in {"str", "seq", "map", *CORE_TYPES}:
+        if node.tag.removeprefix(_TAG_PREFIX) not in {"str", "seq", "map", *CORE_TYPES}:
             return self._refuse_node(node, path, "tags such as `!name` have no meaning here", "remove the tag")
         if isinstance(node, yaml.MappingNode):
             return Keys(line, column, self._make_entries(node, path))
@@ -283,7 +283,7 @@ class _Builder:
     def _make_scalar(self, node: yaml.Node, path: KeyNames) -> YamlNode:
         line, column = _place_of(node)
         text = str(node.value)
-        kind = node.tag.removeprefix(_TAG)
+        kind = node.tag.removeprefix(_TAG_PREFIX)
         plain = isinstance(node, yaml.ScalarNode) and not node.style
         if not _is_unicode(text):
             return self._refuse_node(

@@ -20,7 +20,7 @@ from pyarrow import fs
 from router.delta.located_files import NOTES, LocatedFiles, format_location_note, note_path, parse_location_note
 from router.errors import StartError
 from router.storage import files as storage
-from router.storage.addresses import SCHEME, SCHEMES, is_local, normalize_address
+from router.storage.addresses import STORAGE_BY_SCHEME, URI_SCHEME, is_local, normalize_address
 from router.storage.locations import Location
 from router.table_names import usable
 from router.templates import literal_template
@@ -256,7 +256,7 @@ class Lake:
 def _complete_location(location: Location, root: str, options: dict[str, str]) -> Location:
     """Return a location with an absolute path and with options: its own, or the lake's in the same kind of storage."""
     place = location.place
-    if SCHEME.match(place) is None:
+    if URI_SCHEME.match(place) is None:
         # Executors may run in other folders. Braces of this one are no fields.
         place = str(Path(literal_template(str(Path.cwd())), place))
     if location.options:
@@ -269,4 +269,4 @@ def _storage_kind(place: str) -> str | None:
     """Return the kind of storage of a URI, None for a path on a disk."""
     if is_local(place):
         return None
-    return SCHEMES[place.partition("://")[0]]
+    return STORAGE_BY_SCHEME[place.partition("://")[0]]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from router.api.columns import TIMES, quote_identifier
+from router.api.columns import JSON_TIME_OPTIONS, quote_identifier
 from router.engine.label.layout import MERGED_COORDINATES
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ROW = "_row"
 """The column of a quarantine with a row as JSON."""
-OPTIONS = {**TIMES, "ignoreNullFields": "false"}
+OPTIONS = {**JSON_TIME_OPTIONS, "ignoreNullFields": "false"}
 """How a row is written and read."""
 
 

@@ -9,12 +9,12 @@ import re
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-SCHEMES = {
+STORAGE_BY_SCHEME = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
     **dict.fromkeys(("abfss", "abfs", "az"), "azure"),
     "gs": "gs",
 }
-SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)")
+URI_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)")
 """One letter before a colon is a drive, not a scheme."""
 
 
@@ -31,7 +31,7 @@ def normalize_address(place: str) -> str:
 
     Raises AddressError for a scheme that cannot hold a lake, and for a URI that names no bucket.
     """
-    match = SCHEME.match(place)
+    match = URI_SCHEME.match(place)
     if match is None:
         return str(Path(place).resolve())
     scheme = match[1].lower()
@@ -41,7 +41,7 @@ def normalize_address(place: str) -> str:
         raise AddressError(
             place, f"DBFS cannot hold a lake; give the address of the bucket beneath it: {_list_known_schemes()}"
         )
-    if scheme not in SCHEMES:
+    if scheme not in STORAGE_BY_SCHEME:
         raise AddressError(
             place, f"{scheme}:// is not a storage that the router knows; it knows {_list_known_schemes()}"
         )
@@ -64,12 +64,12 @@ def _read_file_uri(uri: str) -> str:
 
 
 def _list_known_schemes() -> str:
-    return ", ".join(f"{scheme}://" for scheme in SCHEMES) + ", file:/ and paths"
+    return ", ".join(f"{scheme}://" for scheme in STORAGE_BY_SCHEME) + ", file:/ and paths"
 
 
 def is_local_path(path: str) -> bool:
     """Return whether a path, or pattern, as a configuration gives it to Spark, is one of this machine."""
-    scheme = SCHEME.match(path)
+    scheme = URI_SCHEME.match(path)
     return scheme is None or scheme[1].lower() == "file"
 
 

@@ -30,7 +30,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from router.errors import StartError, first_line
-from router.storage.addresses import SCHEMES, is_local
+from router.storage.addresses import STORAGE_BY_SCHEME, is_local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -61,7 +61,7 @@ def hadoop_settings(place: str, options: Mapping[str, str]) -> dict[str, str]:
     named = _with_long_names(for_delta(place, options) or {})
     scheme, _, _ = place.partition("://")
     settings: dict[str, str | None] = {}
-    if SCHEMES.get(scheme) == "s3":
+    if STORAGE_BY_SCHEME.get(scheme) == "s3":
         for name, option in S3A.items():
             settings[f"fs.s3a.{name}"] = named.get(option)
         endpoint = named.get("aws_endpoint_url")
@@ -70,7 +70,7 @@ def hadoop_settings(place: str, options: Mapping[str, str]) -> dict[str, str]:
             in_path = named.get("aws_virtual_hosted_style_request", "false") != "true"
             settings["fs.s3a.path.style.access"] = str(in_path).lower()
             settings["fs.s3a.connection.ssl.enabled"] = str(not endpoint.startswith("http://")).lower()
-    elif SCHEMES.get(scheme) == "azure":
+    elif STORAGE_BY_SCHEME.get(scheme) == "azure":
         account = for_spark(place, options).partition("@")[2]
         host, _, _ = account.partition("/")
         settings[f"fs.azure.account.key.{host}"] = named.get("azure_storage_account_key")
@@ -515,10 +515,10 @@ def open_store(root: str, options: Mapping[str, str]) -> Any:
     bucket, _, folder = rest.partition("/")
     named = _with_long_names(options)
     prefix = folder or None
-    if SCHEMES[scheme] == "s3":
+    if STORAGE_BY_SCHEME[scheme] == "s3":
         provider = _take_provider(root, named)
         return _open_client(store.S3Store, root, bucket, prefix, named, credential_provider=provider)
-    if SCHEMES[scheme] == "gs":
+    if STORAGE_BY_SCHEME[scheme] == "gs":
         return _open_client(store.GCSStore, root, bucket, prefix, named)
     container, _, account = bucket.partition("@")
     if account:
@@ -545,7 +545,7 @@ def for_delta(place: str, options: Mapping[str, str]) -> dict[str, str] | None:
     """Return the options that delta-rs takes: it knows no profiles, so it gets the keys that belong to one just now."""
     if is_local(place):
         return dict(options) or None
-    kind = SCHEMES[place.partition("://")[0]]
+    kind = STORAGE_BY_SCHEME[place.partition("://")[0]]
     if kind == "azure":
         return _for_emulator(options) or None
     if kind != "s3":
@@ -628,7 +628,7 @@ OTHER_NAMES = {
 """Short names of options, which delta-rs and obstore take as well."""
 
 
-SECRET = re.compile(r"(?i)((?:sig|signature|token|password|secret|key)[a-z_-]*=)[^&\s\"]+")
+SECRET_IN_URL = re.compile(r"(?i)((?:sig|signature|token|password|secret|key)[a-z_-]*=)[^&\s\"]+")
 
 
 @contextmanager
@@ -649,7 +649,7 @@ def raise_as_os_errors() -> Iterator[None]:
 
 
 def _without_secrets(error: Exception) -> str:
-    return SECRET.sub(r"\1***", first_line(error))
+    return SECRET_IN_URL.sub(r"\1***", first_line(error))
 
 
 def _import_obstore() -> Any:

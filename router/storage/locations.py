@@ -16,13 +16,13 @@ from functools import lru_cache
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
-from router.storage.addresses import SCHEMES, is_local, normalize_address
+from router.storage.addresses import STORAGE_BY_SCHEME, is_local, normalize_address
 from router.table_names import template_pattern
 from router.templates import fill_template, template_fields
 
 WHOLE_NAME = "table"
 """The field that stands for all of a table's name after its layer."""
-BUCKET = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+BUCKET_NAME = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 """Names that a bucket or a container can have: https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html"""
 
 CACHED_COMPARISONS = 10_000
@@ -95,7 +95,7 @@ class Location:
         if template_fields(bucket):
             container, at, account = bucket.partition("@")
             name = fill_template(container, value_of).replace("_", "-")
-            if not BUCKET.fullmatch(name):
+            if not BUCKET_NAME.fullmatch(name):
                 raise ValueError(f"no bucket can be called {name}, which `location` makes of {table}")
             bucket = name + at + account
         return normalize_address(self._scheme_prefix + bucket + slash + fill_template(rest, value_of))
@@ -167,7 +167,7 @@ def _split_into_segments(place: str) -> list[str]:
         return ["file", *place.strip("/").split("/")]
     scheme, _, rest = place.partition("://")
     bucket, *folders = [part for part in rest.split("/") if part]
-    return [SCHEMES[scheme], bucket.partition("@")[0], *folders]
+    return [STORAGE_BY_SCHEME[scheme], bucket.partition("@")[0], *folders]
 
 
 def _with_holes(template: str) -> str:

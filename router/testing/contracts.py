@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from router.api.columns import holds_where
-from router.api.decoding import RAISED
+from router.api.decoding import DECODER_RAISES
 from router.api.parts import ENCODER_RAISES
 from router.api.sinks import Batch, Opening
 from router.record import RAW_SCHEMA
@@ -236,7 +236,7 @@ def _check_row(offset: int, value: bytes | None, row: dict[str, Any]) -> None:
     _require(raw.items() <= row.items(), f"{record}: the raw columns are changed")
     _require(row["event"] is None or row["_error"] is None, f"{record} has an event and an error: {row['_error']}")
     _require(row["_error"] != "", f"{record}: the error has no text")
-    _require(RAISED not in (row["_error"] or ""), f"{record}: {row['_error']}")
+    _require(DECODER_RAISES not in (row["_error"] or ""), f"{record}: {row['_error']}")
 
 
 def _in_outbox(spark: SparkSession, rows: DataFrame) -> DataFrame:

@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from router.api.columns import TIMES
+from router.api.columns import JSON_TIME_OPTIONS
 from router.engine.source.lossless_cast import (
     NESTED,
     all_utf8,
@@ -487,7 +487,7 @@ class FileRows:
 
         row = F.lit("{}")
         if values:
-            row = F.to_json(F.struct(*[value.alias(name) for name, value in values.items()]), TIMES)
+            row = F.to_json(F.struct(*[value.alias(name) for name, value in values.items()]), JSON_TIME_OPTIONS)
         # Once for all that is asked of a value: Spark would parse it again for each.
         return _with_value(part.withColumns(parsed), row)
 

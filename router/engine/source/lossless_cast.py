@@ -35,7 +35,7 @@ import msgspec
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from router.api.columns import TIMES
+from router.api.columns import JSON_TIME_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -211,7 +211,7 @@ def _cast_struct(column: Column, found: T.StructType, kind: T.StructType, *, hin
 def as_text(column: Column, kind: T.DataType) -> Column:
     """Return a value as text: nested ones as JSON, bytes, also those of a string, that are no text as base64."""
     if isinstance(kind, NESTED):
-        return F.to_json(column, TIMES)
+        return F.to_json(column, JSON_TIME_OPTIONS)
     text = column.cast("string")
     if isinstance(kind, (T.BinaryType, T.StringType)):
         return F.when(F.is_valid_utf8(text), text).otherwise(F.base64(column.cast("binary")))
