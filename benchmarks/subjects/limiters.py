@@ -28,16 +28,16 @@ from router import Encoding
 from router.delta.commit import StagedParts
 from router.delta.lake import Lake
 from router_encoders.outbox_rows import as_it_is
-from router_rest.credentials import Credentials, make_login
-from router_rest.delivery.answer import Policy
+from router_rest.answers.classifier import Policy
 from router_rest.delivery.batcher import LIMIT_KEY_COLUMN, CallSize
 from router_rest.delivery.call import RequestForm
 from router_rest.delivery.receipts import Owner
 from router_rest.delivery.worker import TaskJob, send_task
-from router_rest.rate_limit.client import HeldToken
-from router_rest.rate_limit.protocol import Pace
-from router_rest.rate_limit.server import LeaseServer
-from router_rest.rate_limit.sliding_window import RateLimit
+from router_rest.limits.lease_client import HeldToken
+from router_rest.limits.lease_server import LeaseServer
+from router_rest.limits.messages import Pace
+from router_rest.limits.sliding_window import RateLimit
+from router_rest.logins.credentials import Credentials, make_login
 from router_rest.templates import body_of
 
 if TYPE_CHECKING:

@@ -26,8 +26,7 @@ from pyspark.sql import functions as F
 
 from router import Resent, StartError
 from router_encoders.outbox_rows import PLACE
-from router_rest.credentials import make_login
-from router_rest.delivery.answer import BulkResults, Policy, next_steps
+from router_rest.answers.classifier import BulkResults, Policy, next_steps
 from router_rest.delivery.batcher import FORMER_CALL_COLUMN, HOST_AS_LIMIT_KEY, Batcher, CallSize, RowReader
 from router_rest.delivery.call import RequestBuilder, RequestForm
 from router_rest.delivery.job import (
@@ -41,9 +40,10 @@ from router_rest.delivery.job import (
 from router_rest.delivery.receipts import PLACE_COLUMNS, RECEIPT_SCHEMA, Owner, Responses, remove_call_logs
 from router_rest.delivery.worker import TaskJob
 from router_rest.http_client.response import Response, ResponseHeaders
-from router_rest.rate_limit.protocol import Pace
-from router_rest.rate_limit.server import EarlierCall, lease_server
-from router_rest.rate_limit.sliding_window import RateLimit
+from router_rest.limits.lease_server import EarlierCall, lease_server
+from router_rest.limits.messages import Pace
+from router_rest.limits.sliding_window import RateLimit
+from router_rest.logins.credentials import make_login
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,12 +52,12 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from router import Batch, Encoding, GivenAnswer, Outcome, Parts
-    from router_rest.credentials import Credentials
     from router_rest.delivery.batcher import Call
     from router_rest.delivery.partitioner import PartitionPlan
+    from router_rest.limits.lease_server import LeaseServer
+    from router_rest.limits.messages import ServerAddress
+    from router_rest.logins.credentials import Credentials
     from router_rest.options import RestOptions
-    from router_rest.rate_limit.protocol import ServerAddress
-    from router_rest.rate_limit.server import LeaseServer
     from router_rest.templates import Body
 
 CALLS_IN_FLIGHT_PER_TASK = 64

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from router_rest.batch import OpenSink
-    from router_rest.credentials import Credentials
+    from router_rest.logins.credentials import Credentials
     from router_rest.templates import BodyPiece
 
 log = logging.getLogger("router")
@@ -55,7 +55,7 @@ class Rest(RestOptions):
     """
 
     previews: ClassVar[bool] = True
-    needs: ClassVar[tuple[str, ...]] = ("router_rest.delivery.worker", "router_rest.credentials")
+    needs: ClassVar[tuple[str, ...]] = ("router_rest.delivery.worker", "router_rest.logins.credentials")
     resends: ClassVar[bool] = True
 
     def talks_to(self, folder: Path) -> Iterable[Server]:
@@ -85,7 +85,7 @@ class Rest(RestOptions):
 
     def api_state(self) -> ApiState | None:
         """Return whether the circuit is open, and how much of the rate limit is used."""
-        from router_rest.rate_limit.server import api_state
+        from router_rest.limits.lease_server import api_state
 
         state = api_state(self.limit)
         # A query may have a key; a login is refused in a URL.
@@ -100,7 +100,7 @@ class Rest(RestOptions):
 
     def open_credentials(self, folder: Path) -> Credentials:
         """Return the credentials for the API, the same object every time: it holds a token. For the driver."""
-        from router_rest.credentials import Credentials
+        from router_rest.logins.credentials import Credentials
 
         if self._credentials is None:
             self._credentials = Credentials(
@@ -228,7 +228,7 @@ class Rest(RestOptions):
 
     def _log_in(self) -> None:
         """Raise StartError for a login that cannot work. Tables also start while a token server is unavailable."""
-        from router_rest.credentials import make_login
+        from router_rest.logins.credentials import make_login
 
         try:
             make_login(self.open_credentials(self.folder).current_credentials())

@@ -21,8 +21,8 @@ from pydantic import SecretStr
 from router import StartError
 from router.delta.lake import Lake
 from router_rest.batch import policy_of
-from router_rest.credentials import Credentials
 from router_rest.delivery.batcher import CallSize
+from router_rest.logins.credentials import Credentials
 from router_sinks import Rest
 from tests.api_answers.answers import ANSWERS, EARLY, PRESETS, QUICK
 from tests.api_answers.ways import QUICK_WAYS, WAYS, Way
@@ -32,7 +32,7 @@ from tests.rest.tasks import CLIENT, OWNER, quicken, rows, tasks, whole
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from router_rest.delivery.answer import AnswerRule
+    from router_rest.answers.classifier import AnswerRule
     from tests.rest.conftest import Certificates
     from tests.rest.scripted import Talk
 

@@ -21,7 +21,7 @@ from router.engine.checkpoint_store import CheckpointStore
 from router.engine.spark import session
 from router.registry import load_registry
 from router_rest.batch import driver_hosts
-from router_rest.rate_limit.server import lease_server
+from router_rest.limits.lease_server import lease_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ import pytest
 
 from router_demo.api import Api
 from router_rest.batch import driver_hosts
-from router_rest.rate_limit.server import lease_server
+from router_rest.limits.lease_server import lease_server
 from tests.chaos import lakes
 from tests.chaos.conftest import Topic, configuration
 from tests.chaos.posting_driver import POINTS

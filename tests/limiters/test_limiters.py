@@ -11,8 +11,8 @@ import pytest
 from benchmarks.limiter_servers import go, limiter_server
 from benchmarks.measurements.limiters import JITTER
 from benchmarks.subjects.limiters import IN_FLIGHT, SHARE, most_in_a_second, send_rows, task_rows
-from router_rest.rate_limit.protocol import Pace
-from router_rest.rate_limit.sliding_window import RateLimit
+from router_rest.limits.messages import Pace
+from router_rest.limits.sliding_window import RateLimit
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ import pickle
 import sys
 import time
 
-from router_rest.rate_limit.client import LeaseClient, LeaseEnded
+from router_rest.limits.lease_client import LeaseClient, LeaseEnded
 
 
 async def call(lease: LeaseClient) -> None:

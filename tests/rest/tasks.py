@@ -17,18 +17,18 @@ import pyarrow.compute as pc
 from router import Batch, Encoding
 from router.delta.commit import StagedParts
 from router_encoders.outbox_rows import as_it_is
-from router_rest.credentials import Credentials, make_login
+from router_rest.answers.classifier import Policy
 from router_rest.delivery import job as delivery_job
-from router_rest.delivery.answer import Policy
 from router_rest.delivery.batcher import CallSize
 from router_rest.delivery.call import RequestForm
 from router_rest.delivery.job import BatchJob
 from router_rest.delivery.partitioner import PartitionPlan
 from router_rest.delivery.receipts import Owner
 from router_rest.delivery.worker import TaskJob, send_task
-from router_rest.rate_limit import backpressure, coordinator
-from router_rest.rate_limit.protocol import Pace
-from router_rest.rate_limit.server import LeaseServer
+from router_rest.limits import backpressure, coordinator
+from router_rest.limits.lease_server import LeaseServer
+from router_rest.limits.messages import Pace
+from router_rest.logins.credentials import Credentials, make_login
 from router_rest.templates import body_of
 from tests.rest.killing import most_in_a_second
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_rest.delivery.answer_expression_reader import read_expression
+from router_rest.answers.expression_reader import read_expression
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from router_rest.answers.classifier import BulkResults, Classifier, Policy, next_steps
 from router_rest.batch import client_arguments, policy_of
-from router_rest.credentials import SecretMask
-from router_rest.delivery.answer import BulkResults, Classifier, Policy, next_steps
 from router_rest.delivery.batcher import Call
+from router_rest.logins.credentials import SecretMask
 from router_rest.presets import PRESETS
 from router_sinks import Rest
 from tests.rest.test_retry import Line, answer, delivered

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_rest.rate_limit.backpressure import (
+from router_rest.limits.backpressure import (
     BUDGET_SECONDS,
     CUBIC_BETA,
     CUBIC_C,
@@ -28,9 +28,9 @@ from router_rest.rate_limit.backpressure import (
     SharedPause,
     WindowPace,
 )
-from router_rest.rate_limit.coordinator import AHEAD_SECONDS, MAX_RETRY_CREDIT, MAX_TOKEN_WAIT_SECONDS, Coordinator
-from router_rest.rate_limit.protocol import Grant, Pace, TaskReport, Want
-from router_rest.rate_limit.sliding_window import RateLimit, Run
+from router_rest.limits.coordinator import AHEAD_SECONDS, MAX_RETRY_CREDIT, MAX_TOKEN_WAIT_SECONDS, Coordinator
+from router_rest.limits.messages import Grant, Pace, TaskReport, Want
+from router_rest.limits.sliding_window import RateLimit, Run
 
 
 class Clock:

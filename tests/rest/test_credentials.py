@@ -24,10 +24,10 @@ from requests.auth import AuthBase
 
 from router import StartError
 from router_http.options import Secret
-from router_rest.auth import Auth
 from router_rest.batch import form_of
-from router_rest.credentials import Credentials, TaskLogin, make_login
 from router_rest.delivery.call import RequestBuilder
+from router_rest.logins.auth import Auth
+from router_rest.logins.credentials import Credentials, TaskLogin, make_login
 from router_sinks import Rest
 from tests.schemas.faulty import FaultyRegistry
 

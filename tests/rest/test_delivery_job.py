@@ -16,7 +16,7 @@ import pytest
 
 from router import StartError
 from router_demo.api import Api
-from router_rest.delivery.answer import BulkResults
+from router_rest.answers.classifier import BulkResults
 from router_rest.delivery.batcher import CallSize
 from router_rest.delivery.job import OutageClock, park_task
 from router_rest.delivery.receipts import KnownReceipts

@@ -14,11 +14,11 @@ import pytest
 from requests.auth import AuthBase
 
 from router.delta.commit import StagedParts
-from router_rest.auth import Auth
-from router_rest.credentials import SecretMask, forms_of
-from router_rest.delivery.answer import BulkResults
+from router_rest.answers.classifier import BulkResults
 from router_rest.delivery.batcher import CallSize
 from router_rest.delivery.receipts import Responses
+from router_rest.logins.auth import Auth
+from router_rest.logins.credentials import SecretMask, forms_of
 from tests.rest.tasks import Tasks, rows, tasks
 
 if TYPE_CHECKING:

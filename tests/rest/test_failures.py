@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from router_demo.api import Api, Failure, Token
-from router_rest.auth import Auth
-from router_rest.delivery.answer import Policy
-from router_rest.rate_limit.protocol import Pace
-from router_rest.rate_limit.sliding_window import RateLimit
+from router_rest.answers.classifier import Policy
+from router_rest.limits.messages import Pace
+from router_rest.limits.sliding_window import RateLimit
+from router_rest.logins.auth import Auth
 from tests.rest.scripted import Scripted, polite
 from tests.rest.tasks import CLIENT, KEYED, PACE, Tasks, hurry, rows, tasks
 

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from router import Encoding
 from router_encoders.outbox_rows import as_it_is
 from router_rest.delivery.batcher import LIMIT_KEY_COLUMN, CallSize, RowReader
-from router_rest.rate_limit.protocol import Pace
-from router_rest.rate_limit.sliding_window import KeyedWindows, RateLimit
+from router_rest.limits.messages import Pace
+from router_rest.limits.sliding_window import KeyedWindows, RateLimit
 from router_rest.templates import body_of
 from router_sinks import Rest
 from tests.rest import virtual

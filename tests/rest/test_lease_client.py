@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router_rest.rate_limit.client import (
+from router_rest.limits.lease_client import (
     CATCH_UP_STEP_SHARE,
     MAX_SILENT_TICKS,
     STRICT_STEP_SHARE,
@@ -21,8 +21,8 @@ from router_rest.rate_limit.client import (
     Leave,
     TaskTokens,
 )
-from router_rest.rate_limit.protocol import TICK_SECONDS, Pace
-from router_rest.rate_limit.sliding_window import RateLimit, Run
+from router_rest.limits.messages import TICK_SECONDS, Pace
+from router_rest.limits.sliding_window import RateLimit, Run
 from tests.rest.virtual import Api, World, simulate
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from router_rest.rate_limit import server as module
-from router_rest.rate_limit.client import Gone, LeaseClient, Leave
-from router_rest.rate_limit.protocol import Pace, ServerAddress, TaskReport
-from router_rest.rate_limit.server import EarlierCall, LeaseServer, TaskSession, lease_server
-from router_rest.rate_limit.sliding_window import RateLimit
+from router_rest.limits import lease_server as module
+from router_rest.limits.lease_client import Gone, LeaseClient, Leave
+from router_rest.limits.lease_server import EarlierCall, LeaseServer, TaskSession, lease_server
+from router_rest.limits.messages import Pace, ServerAddress, TaskReport
+from router_rest.limits.sliding_window import RateLimit
 from router_rest.sink import Rest
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ import pytest
 from router import Batch
 from router.delta.commit import StagedParts
 from router_rest.batch import OpenSink, admit_tasks
-from router_rest.credentials import Credentials
 from router_rest.delivery.batcher import Call
 from router_rest.delivery.receipts import RECEIPT_SCHEMA, Owner, Settled, make_receipts
-from router_rest.rate_limit.protocol import Pace
-from router_rest.rate_limit.server import LeaseServer
-from router_rest.rate_limit.sliding_window import RateLimit
+from router_rest.limits.lease_server import LeaseServer
+from router_rest.limits.messages import Pace
+from router_rest.limits.sliding_window import RateLimit
+from router_rest.logins.credentials import Credentials
 from router_rest.sink import Rest
 from tests.rest.tasks import OWNER, Tasks, hurry
 from tests.rest.test_key_limits import of_accounts

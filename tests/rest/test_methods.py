@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from router_rest.answers.classifier import Classifier, next_steps
 from router_rest.batch import form_of, policy_of
-from router_rest.delivery.answer import Classifier, next_steps
 from router_rest.delivery.batcher import Call, CallSize
 from router_rest.delivery.call import RequestForm
 from router_rest.http_client.response import Response, ResponseHeaders

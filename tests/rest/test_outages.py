@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from router_demo.api import Api, Failure
-from router_rest.rate_limit.protocol import Pace
-from router_rest.rate_limit.server import LeaseServer
-from router_rest.rate_limit.sliding_window import RateLimit
+from router_rest.limits.lease_server import LeaseServer
+from router_rest.limits.messages import Pace
+from router_rest.limits.sliding_window import RateLimit
 from tests.rest.tasks import CLIENT, KEYED, Tasks, hurry, rows, tasks
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 import standardwebhooks
 
+from router_rest.answers.classifier import Action, Classifier, row_action
 from router_rest.batch import cut_of, form_of, policy_of
-from router_rest.delivery.answer import Action, Classifier, row_action
 from router_rest.delivery.batcher import Call
 from router_rest.http_client.response import Response, ResponseHeaders
 from router_rest.presets import PRESETS

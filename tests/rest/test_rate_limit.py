@@ -12,9 +12,9 @@ import pytest
 
 from router_demo.api import Api, Failure
 from router_demo.api import Limit as Bucket
-from router_rest.delivery import answer
-from router_rest.rate_limit.protocol import Pace
-from router_rest.rate_limit.sliding_window import RateLimit
+from router_rest.answers import classifier
+from router_rest.limits.messages import Pace
+from router_rest.limits.sliding_window import RateLimit
 from tests.rest import virtual
 from tests.rest.tasks import CLIENT, KEYED, Tasks, hurry, rows, tasks
 
@@ -41,7 +41,7 @@ def sending(api: Api, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Iterator[T
 )
 def test_a_storm_of_429_loses_nothing(sending: Tasks, form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it rows are dead letters because there were too many at a time, or wait for a year."""
-    monkeypatch.setattr(answer, "MAX_RETRY_AFTER_SECONDS", 0.3)  # an hour
+    monkeypatch.setattr(classifier, "MAX_RETRY_AFTER_SECONDS", 0.3)  # an hour
     sending.api.play(limits=[Bucket(rate=200, burst=20, retry_after=form)], idempotency=KEYED)
     pace = Pace((), 16, longest_pause=0.3, retry_floor=1000.0)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from requests.structures import CaseInsensitiveDict
 
-from router_rest.delivery.answer import (
+from router_rest.answers.classifier import (
     MAX_RETRY_AFTER_SECONDS,
     UNKNOWN_STATUS,
     Action,

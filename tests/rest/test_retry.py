@@ -11,12 +11,12 @@ import pytest
 from requests.auth import AuthBase
 from requests.structures import CaseInsensitiveDict
 
-from router_rest.credentials import TaskLogin
-from router_rest.delivery.answer import BulkResults, Policy
+from router_rest.answers.classifier import BulkResults, Policy
 from router_rest.delivery.batcher import Call
 from router_rest.delivery.call import Delivery, RequestBuilder, RequestForm
 from router_rest.http_client.response import InDoubt, Response, Unsent
-from router_rest.rate_limit.protocol import Grant, Pace
+from router_rest.limits.messages import Grant, Pace
+from router_rest.logins.credentials import TaskLogin
 from router_rest.templates import body_of
 from tests.rest.virtual import Api, World, simulate
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from requests import PreparedRequest
 
     from router_rest.delivery.receipts import Settled
-    from router_rest.rate_limit.client import LeaseClient
+    from router_rest.limits.lease_client import LeaseClient
 
 KEY = "Idempotency-Key"
 FORM = RequestForm("POST", "http://api.test/events", {}, body_of("array", "application/json"), KEY)

@@ -31,10 +31,10 @@ from pydantic import ValidationError
 
 from router import StartError
 from router.registry import missing_extras
-from router_rest.auth import Auth
 from router_rest.batch import form_of
-from router_rest.credentials import Credentials, TaskLogin, make_login
 from router_rest.delivery.batcher import CallSize
+from router_rest.logins.auth import Auth
+from router_rest.logins.credentials import Credentials, TaskLogin, make_login
 from router_rest.templates import body_of
 from router_sinks import Rest
 from tests.rest.tasks import Tasks, rows, tasks

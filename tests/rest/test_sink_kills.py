@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from router_rest.batch import driver_hosts
-from router_rest.rate_limit.server import lease_server
+from router_rest.limits.lease_server import lease_server
 from tests.rest.killing import TaskWorker, keys_by_row, most_in_a_second, workers
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_rest.rate_limit.sliding_window import LOOSE_LIFE_SECONDS, RateLimit, Run, SlidingWindows
+from router_rest.limits.sliding_window import LOOSE_LIFE_SECONDS, RateLimit, Run, SlidingWindows
 
 SHARE = 0.98
 LIMITS = st.builds(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from router_rest.rate_limit.backpressure import FIRST_TRY_WAIT_SECONDS, TRY_STEP_FACTOR, StatedPace
+from router_rest.limits.backpressure import FIRST_TRY_WAIT_SECONDS, TRY_STEP_FACTOR, StatedPace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

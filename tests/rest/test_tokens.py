@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from router_rest.rate_limit.client import TaskTokens
-from router_rest.rate_limit.protocol import Want
-from router_rest.rate_limit.sliding_window import Run
+from router_rest.limits.lease_client import TaskTokens
+from router_rest.limits.messages import Want
+from router_rest.limits.sliding_window import Run
 
 
 @pytest.fixture

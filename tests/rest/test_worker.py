@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 
 from router_demo.api import Api, Failure, Items, Poison, Token
-from router_rest.auth import Auth
-from router_rest.credentials import Credentials
+from router_rest.answers.classifier import BulkResults
 from router_rest.delivery import worker
-from router_rest.delivery.answer import BulkResults
 from router_rest.delivery.batcher import CallSize
 from router_rest.delivery.receipts import ReceiptWriter
+from router_rest.logins.auth import Auth
+from router_rest.logins.credentials import Credentials
 from tests.rest.tasks import CLIENT, KEYED, OWNER, Tasks, rows, tasks
 
 if TYPE_CHECKING:

@@ -9,15 +9,15 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from router_rest.rate_limit.client import HeldToken, LeaseClient, LeaseEnded
-from router_rest.rate_limit.coordinator import Coordinator
-from router_rest.rate_limit.server import AdmittedSink, LimitSessions, TaskSession
-from router_rest.rate_limit.timers import cancel_tasks
+from router_rest.limits.coordinator import Coordinator
+from router_rest.limits.lease_client import HeldToken, LeaseClient, LeaseEnded
+from router_rest.limits.lease_server import AdmittedSink, LimitSessions, TaskSession
+from router_rest.limits.timers import cancel_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
-    from router_rest.rate_limit.protocol import Pace
+    from router_rest.limits.messages import Pace
 
 
 class _Selector(selectors.SelectSelector):

@@ -20,7 +20,7 @@ from requests import PreparedRequest, Request
 from requests.structures import CaseInsensitiveDict
 from tenacity import AsyncRetrying, retry_if_result
 
-from router_rest.delivery.answer import (
+from router_rest.answers.classifier import (
     NO_STATUS,
     SERVER_STATUSES,
     Action,
@@ -31,18 +31,18 @@ from router_rest.delivery.answer import (
 )
 from router_rest.delivery.receipts import PART_PAUSE_SECONDS, Settled
 from router_rest.http_client.response import InDoubt, Unsent
-from router_rest.rate_limit.client import HeldToken, LeaseEnded
+from router_rest.limits.lease_client import HeldToken, LeaseEnded
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from tenacity import RetryCallState
 
-    from router_rest.credentials import TaskLogin
-    from router_rest.delivery.answer import Policy
+    from router_rest.answers.classifier import Policy
     from router_rest.delivery.batcher import Call
     from router_rest.http_client.client import HttpClient
-    from router_rest.rate_limit.client import LeaseClient
+    from router_rest.limits.lease_client import LeaseClient
+    from router_rest.logins.credentials import TaskLogin
     from router_rest.templates import Body
 
 

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from router_rest.delivery.batcher import CallSize, TakenRow
     from router_rest.delivery.receipts import Owner, Range, Status
     from router_rest.delivery.worker import TaskJob
+    from router_rest.limits.lease_server import LeaseServer
     from router_rest.options import MaxOutage
-    from router_rest.rate_limit.server import LeaseServer
 
 
 Tried: TypeAlias = "tuple[Range, ...]"

@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 
 from router import StartError, keep_archives
-from router_rest.credentials import TaskLogin
 from router_rest.delivery.batcher import Batcher, Call, CallQueue, RowReader
 from router_rest.delivery.call import Delivery, RequestBuilder
 from router_rest.delivery.receipts import (
@@ -35,8 +34,9 @@ from router_rest.delivery.receipts import (
     ranges_of,
 )
 from router_rest.http_client.client import HttpClient
-from router_rest.rate_limit.client import LeaseClient, LeaseEnded
-from router_rest.rate_limit.timers import run_with_precise_timers
+from router_rest.limits.lease_client import LeaseClient, LeaseEnded
+from router_rest.limits.timers import run_with_precise_timers
+from router_rest.logins.credentials import TaskLogin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from requests.auth import AuthBase
 
     from router import Encoding, Parts
-    from router_rest.delivery.answer import Policy
+    from router_rest.answers.classifier import Policy
     from router_rest.delivery.batcher import CallSize
     from router_rest.delivery.call import RequestForm
     from router_rest.delivery.receipts import Owner, Place, Range, Responses
-    from router_rest.rate_limit.protocol import ServerAddress
+    from router_rest.limits.messages import ServerAddress
 
 REPORT_DDL = f"kind string, rows bigint, text string, why string, answered boolean, receipt struct<{RECEIPT_DDL}>"
 """What tasks return: how many rows got a receipt (`delivered`, `parked`), had one (`known`), were `refused`, or are

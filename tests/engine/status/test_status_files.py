@@ -203,7 +203,7 @@ def test_the_state_of_an_api_is_asked(board: StatusBoard, config: Config, monkey
     """Without it nobody sees why an outbox grows, or minutes later: storage that is slow to read delays no answer."""
     monkeypatch.setattr("router.engine.status.api_states._LOOK_SECONDS", 0.02)
     answer: list[ApiState | None] = [None]
-    monkeypatch.setattr("router_rest.rate_limit.server.api_state", lambda limit: answer[0])
+    monkeypatch.setattr("router_rest.limits.lease_server.api_state", lambda limit: answer[0])
     with ApiStates(config, board):
         assert board.snapshot().sinks == (), "nothing was sent yet"
         answer[0] = ApiState(True, 0.75)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import requests
 
-    from router_rest.auth import Jwt, SigV4
+    from router_rest.logins.auth import Jwt, SigV4
 
 
 def sent_body(request: requests.PreparedRequest) -> bytes:
@@ -38,7 +38,7 @@ def sent_body(request: requests.PreparedRequest) -> bytes:
 class HmacSignature(AuthBase):
     """A login that signs each request, in its headers.
 
-    `given` holds what the driver made of the options `router_rest.auth.Hmac`; `clock` returns seconds since 1970.
+    `given` holds what the driver made of the options `logins.auth.Hmac`; `clock` returns seconds since 1970.
     """
 
     def __init__(self, given: Mapping[str, Any], clock: Callable[[], float] = time.time) -> None:
@@ -61,7 +61,7 @@ class HmacSignature(AuthBase):
         return request
 
     def _field_values(self, request: requests.PreparedRequest) -> dict[str, bytes]:
-        """Return the values of all fields that can be signed: see `router_rest.auth.SIGNED_FIELDS`."""
+        """Return the values of all fields that can be signed: see `router_rest.logins.auth.SIGNED_FIELDS`."""
         url = urlsplit(str(request.url))
         body = sent_body(request)
         return {

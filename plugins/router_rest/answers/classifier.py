@@ -26,7 +26,7 @@ from router_rest.http_client.response import ResponseHeaders
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from router_rest.delivery.answer_expression import AnswerExpression
+    from router_rest.answers.expression import AnswerExpression
     from router_rest.delivery.batcher import Call
     from router_rest.http_client.response import Response
 
@@ -258,7 +258,7 @@ class AnswerRule:
     def from_texts(cls, when: str, then: Then, reason: str | None) -> AnswerRule:
         """Return the rule of three texts. Raises ValueError, which says what of them is wrong. Runs on the driver."""
         # Importing the parser takes half a second: only sinks with rules wait for it, and no task does.
-        from router_rest.delivery.answer_expression_reader import read_expression
+        from router_rest.answers.expression_reader import read_expression
 
         pieces: list[str | AnswerExpression] = []
         for piece in parse_template(reason or ""):

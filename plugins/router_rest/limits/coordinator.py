@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, inf
 from typing import TYPE_CHECKING, Any
 
-from router_rest.rate_limit.backpressure import (
+from router_rest.limits.backpressure import (
     MIN_ANSWERS,
     AdaptiveRate,
     CircuitBreaker,
@@ -23,14 +23,14 @@ from router_rest.rate_limit.backpressure import (
     StatedPace,
     WindowPace,
 )
-from router_rest.rate_limit.protocol import Grant, Outlook, Want
-from router_rest.rate_limit.sliding_window import KeyedWindows, SlidingWindows
+from router_rest.limits.messages import Grant, Outlook, Want
+from router_rest.limits.sliding_window import KeyedWindows, SlidingWindows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from router_rest.rate_limit.protocol import Pace, State, TaskReport
-    from router_rest.rate_limit.sliding_window import Run
+    from router_rest.limits.messages import Pace, State, TaskReport
+    from router_rest.limits.sliding_window import Run
 
 AHEAD_SECONDS = 0.1
 """Seconds by which tokens are given out ahead; the tokens of a task that dies are lost."""

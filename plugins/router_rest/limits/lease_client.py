@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from router import StartError
-from router_rest.rate_limit.backpressure import MIN_ANSWERS
-from router_rest.rate_limit.protocol import (
+from router_rest.limits.backpressure import MIN_ANSWERS
+from router_rest.limits.messages import (
     CONNECT_SECONDS,
     TICK_SECONDS,
     TICKS_PER_HEARTBEAT,
@@ -28,14 +28,14 @@ from router_rest.rate_limit.protocol import (
     line_of,
     task_tls,
 )
-from router_rest.rate_limit.sliding_window import LOOSE_LIFE_SECONDS, MAX_KEPT_KEYS
+from router_rest.limits.sliding_window import LOOSE_LIFE_SECONDS, MAX_KEPT_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import NoReturn
 
-    from router_rest.rate_limit.protocol import ServerAddress
-    from router_rest.rate_limit.sliding_window import Run
+    from router_rest.limits.messages import ServerAddress
+    from router_rest.limits.sliding_window import Run
 
 MIN_REPORT_GAP_SECONDS = 0.01
 """Seconds between two messages at least."""

@@ -20,8 +20,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from router import ApiState, StartError
-from router_rest.rate_limit.coordinator import Coordinator
-from router_rest.rate_limit.protocol import (
+from router_rest.limits.coordinator import Coordinator
+from router_rest.limits.messages import (
     CONNECT_SECONDS,
     TICK_SECONDS,
     TICKS_PER_HEARTBEAT,
@@ -34,7 +34,7 @@ from router_rest.rate_limit.protocol import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from router_rest.rate_limit.protocol import Outlook, Pace
+    from router_rest.limits.messages import Outlook, Pace
 
     Credentials = Callable[[str], Mapping[str, Any]]
 

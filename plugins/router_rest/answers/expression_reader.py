@@ -17,7 +17,7 @@ from sqlglot.errors import ParseError, SqlglotError
 from sqlglot.parsers.spark import SparkParser
 from sqlglot.tokenizer_core import TokenType
 
-from router_rest.delivery.answer_expression import CASTS, AnswerExpression, Operation, java_pattern
+from router_rest.answers.expression import CASTS, AnswerExpression, Operation, java_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from router_rest.rate_limit.sliding_window import RateLimit, Run
+from router_rest.limits.sliding_window import RateLimit, Run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

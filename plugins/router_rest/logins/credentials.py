@@ -25,8 +25,8 @@ from requests.auth import AuthBase
 from router import StartError
 from router_http.client import Away, Refuses, Tokens
 from router_http.options import Secret
-from router_rest.rate_limit.client import LeaseEnded
-from router_rest.signing import AwsKeys, AwsSignature, HmacSignature, JwtTokens
+from router_rest.limits.lease_client import LeaseEnded
+from router_rest.logins.signing import AwsKeys, AwsSignature, HmacSignature, JwtTokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from requests import PreparedRequest
 
     from router_http.client import TokenSource
-    from router_rest.auth import ApiKey, Auth, Hmac
-    from router_rest.rate_limit.client import LeaseClient
+    from router_rest.limits.lease_client import LeaseClient
+    from router_rest.logins.auth import ApiKey, Auth, Hmac
 
 FIXED_VERSION = "1"
 """The version of credentials that do not change."""
