@@ -55,12 +55,12 @@ SINKS = 2
 ASK = """
 import json, re, sys, time
 from router.config.models import Config, DeadLetters
-from router.engine.ledger import last
+from router.engine.ledger import read_last_batches
 peak = lambda: int(re.search("VmHWM: *\\\\s*([0-9]+)", open("/proc/self/status").read())[1]) / 1024
 tables = {"ledger": "ops.ledger", "dead_letter_options": DeadLetters(table="ops.dead_letters")}
 config = Config.model_construct(name="history", lake=sys.argv[1], routes=(), **tables)
 before, began, used = peak(), time.perf_counter(), time.process_time()
-found = last(config, 5)
+found = read_last_batches(config, 5)
 seconds, used = time.perf_counter() - began, time.process_time() - used
 print(json.dumps({"seconds": seconds, "cpu": used, "rows": len(found), "peak_mb": peak(), "more_mb": peak() - before}))
 """

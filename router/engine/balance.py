@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from router.engine.label.layout import Layout
 
 log = logging.getLogger("router")
-NAMED = 50
+MAX_NAMED_FIELDS = 50
 """How many fields that the schema lacks are counted by name: keys that contain data differ from record to record."""
 
 
@@ -32,7 +32,8 @@ class Partition:
     `route/sink`, those of quarantined rows by `route/sink/table`; in place of a route stands `BRONZE` for what it drops
     or violates. A task and `add_up_partitions` add to them, nobody else.
 
-    `unknown` events have fields that the decoder's schema lacks; `unknown_fields` has as many of these as `NAMED`.
+    `unknown` events have fields that the decoder's schema lacks; `unknown_fields` has at most `MAX_NAMED_FIELDS` of
+    these.
     """
 
     topic: str
@@ -60,8 +61,8 @@ class Partition:
         return self.read - self.failed - self.bare
 
 
-_FIELDS = {field.name for field in fields(Partition)}
-SUMS = tuple(name for name in count_names("source") if name in _FIELDS)
+_COUNT_FIELDS = {field.name for field in fields(Partition)}
+SUMS = tuple(name for name in count_names("source") if name in _COUNT_FIELDS)
 """The counts of the source that tasks make; the others are computed, or are of no batch."""
 COUNTS_BY_KEY = (*outcome_names("route"), "violated", "rejected")
 
@@ -85,28 +86,28 @@ def add_up_partitions(counts: Iterable[dict[str, Any]]) -> tuple[Partition, ...]
 
 
 def add_named(have: dict[str, int], more: Mapping[str, int]) -> None:
-    """Add counts of fields to others, up to `NAMED` names: the most frequent first."""
+    """Add counts of fields to others, up to `MAX_NAMED_FIELDS` names: the most frequent first."""
     for name in sorted(more, key=lambda name: (-more[name], name)):
-        if name in have or len(have) < NAMED:
+        if name in have or len(have) < MAX_NAMED_FIELDS:
             have[name] = have.get(name, 0) + more[name]
 
 
 @dataclass
 class UnknownFieldReport:
-    """The fields that the schema lacks and that were logged: each once, up to `NAMED`, while a process lives."""
+    """The fields that the schema lacks and that were logged: each once in a process, up to `MAX_NAMED_FIELDS`."""
 
     named: set[str] = field(default_factory=set)
 
     def log_new_fields(self, query: str, counted: tuple[Partition, ...]) -> None:
         """Log the fields that no earlier batch had."""
         for name, count in sorted(sum_by_key(counted, "unknown_fields").items()):
-            if name in self.named or len(self.named) >= NAMED:
+            if name in self.named or len(self.named) >= MAX_NAMED_FIELDS:
                 continue
             self.named.add(name)
             message = "%s: the schema lacks the field %s, which %d of %d records have; the ledger counts them"
             log.info(message, query, name, count, sum_counts(counted, "read"))
-            if len(self.named) == NAMED:
-                log.info("%s: the schema lacks %d fields by now; no other is named", query, NAMED)
+            if len(self.named) == MAX_NAMED_FIELDS:
+                log.info("%s: the schema lacks %d fields by now; no other is named", query, MAX_NAMED_FIELDS)
 
 
 def sum_counts(counted: Iterable[Partition], kind: str) -> int:

@@ -28,7 +28,7 @@ from router.delta.commit import is_committed
 from router.delta.transaction_id import TransactionId
 from router.engine import ledger
 from router.engine.balance import UnknownFieldReport
-from router.engine.checkpoint_store import UNREADABLE, CheckpointStore, LearntSchemas, Manifest, frozen_as_text
+from router.engine.checkpoint_store import UNREADABLE_FOLDER, CheckpointStore, LearntSchemas, Manifest, frozen_as_text
 from router.engine.commit.committers import Committers
 from router.engine.decision import BatchDecider
 from router.engine.destination import CarriedOut
@@ -193,7 +193,7 @@ class Batches:
             if self.spans and kafka:
                 tell = partial(steps.report_progress, "search")
                 search = UnreadableRecords(self.spark, kafka, self.spans(steps.batch), land_records, tell)
-            path = f"{UNREADABLE}/{self.store.run}.json"
+            path = f"{UNREADABLE_FOLDER}/{self.store.run}.json"
             noted = self.store.load(path)
             is_noted = noted is not None and noted["batch"] == steps.batch
             found = FoundRecords.of(noted) if is_noted else search.find()

@@ -44,15 +44,15 @@ if TYPE_CHECKING:
 
     from router.config.models import Config
 
-REPLAY = "replay-"
+REPLAY_PREFIX = "replay-"
 """The prefix of the names of replays, which take the place of a run's id."""
-KEPT = 100
+KEPT_MANIFESTS = 100
 """Manifests that are kept for operators to read; the router needs the last one only."""
 FORMAT = 4
 """The version of this layout."""
-NOTE = "query.json"
-UNREADABLE = "unreadable"
-_MERGED = "merged"
+QUERY_NOTE = "query.json"
+UNREADABLE_FOLDER = "unreadable"
+_MERGED_KEY = "merged"
 """The key of the merged tables in a mark; keys of sinks contain a slash."""
 RECOVERY_HINTS = {
     "manifests": "It contains the decision of a batch. Restore it from a copy",
@@ -68,10 +68,12 @@ RECOVERY_HINTS = {
     "blocked": "It contains that quarantined rows wait for a table. Restore it from a copy; without it rows of later "
     "batches land before them",
     "views": "It contains what a view was made of. Delete it, and the next refresh computes all of the view again",
-    NOTE: "It contains the version of the checkpoint's layout, the order of runs, former names and removed sinks. "
-    f'Restore it from a copy; or write {{"format": {FORMAT}}} into it: the ledger has the order of runs, the next '
-    "start asks again for removed sinks, and does not notice that a `was` was removed or the source is another one",
-    UNREADABLE: "It contains which records of a batch cannot be read. Delete it, and the next start searches for them",
+    QUERY_NOTE: "It contains the version of the checkpoint's layout, the order of runs, former names and removed "
+    f'sinks. Restore it from a copy; or write {{"format": {FORMAT}}} into it: the ledger has the order of runs, the '
+    "next start asks again for removed sinks, and does not notice that a `was` was removed or the source is another "
+    "one",
+    UNREADABLE_FOLDER: "It contains which records of a batch cannot be read. Delete it, and the next start "
+    "searches for them",
     "replays": "It contains which replay was interrupted. Restore it from a copy; or delete it, and begin another",
 }
 """By folder or file: what it contains, and what a person can do if it is damaged."""
@@ -231,7 +233,7 @@ class CheckpointStore:
         return self._read_note() or QueryNote()
 
     def _read_note(self) -> QueryNote | None:
-        content = self.load(NOTE)
+        content = self.load(QUERY_NOTE)
         if content is None:
             return None
         if content.get("format") != FORMAT:
@@ -246,7 +248,7 @@ class CheckpointStore:
 
     def change_note(self, **fields: Any) -> None:
         """Note something else of the query."""
-        self.write(NOTE, json.dumps(asdict(replace(self.read_note(), **fields))).encode())
+        self.write(QUERY_NOTE, json.dumps(asdict(replace(self.read_note(), **fields))).encode())
 
     def read(self, path: str) -> bytes | None:
         """Return the content of a file, or None if there is none."""
@@ -310,34 +312,34 @@ class CheckpointStore:
             raise RunningError(
                 f"another run has decided batch {manifest.batch} of {self.checkpoint.root}; this one ends"
             )
-        if manifest.batch >= KEPT:
-            self.delete(self.manifest_path(manifest.batch - KEPT))
+        if manifest.batch >= KEPT_MANIFESTS:
+            self.delete(self.manifest_path(manifest.batch - KEPT_MANIFESTS))
 
     def read_applied(self, batch: int) -> dict[str, Applied]:
         """Return what sinks have applied of this batch, by key."""
         applied = {}
         for key, counts in self._read_mark(batch).items():
-            if key != _MERGED:
+            if key != _MERGED_KEY:
                 applied[key] = Applied(*counts)
         return applied
 
     def read_merged(self, batch: int) -> dict[str, list[str]]:
         """Return the tables that merges of this batch have changed, by the sink's key."""
-        tables: dict[str, list[str]] = self._read_mark(batch).get(_MERGED, {})
+        tables: dict[str, list[str]] = self._read_mark(batch).get(_MERGED_KEY, {})
         return tables
 
     def mark_applied(self, batch: int, key: str, counts: Applied, merged: Iterable[str] = ()) -> None:
         """Note that a sink has applied this batch, and the tables that it has merged into; delete the oldest mark."""
         mark = self._read_mark(batch)
-        tables = mark.get(_MERGED)
+        tables = mark.get(_MERGED_KEY)
         if merged:
-            tables = {**mark.get(_MERGED, {}), key: sorted(merged)}
+            tables = {**mark.get(_MERGED_KEY, {}), key: sorted(merged)}
         mark[key] = counts
         if tables:
-            mark[_MERGED] = tables
+            mark[_MERGED_KEY] = tables
         self.write(self._mark_path(batch), json.dumps(mark).encode())
-        if batch >= KEPT:
-            self.delete(self._mark_path(batch - KEPT))
+        if batch >= KEPT_MANIFESTS:
+            self.delete(self._mark_path(batch - KEPT_MANIFESTS))
 
     def _read_mark(self, batch: int) -> dict[str, Any]:
         return self.load(self._mark_path(batch)) or {}

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("router")
 _DEAD_LETTERS = "/dead_letters"
-FEWEST = 100
+MIN_RECORDS = 100
 """Batches with fewer records are not checked: of a few records any share is chance."""
-SHARE = 0.5
+WARNING_SHARE = 0.5
 """The share of a batch above which its dead letters are logged as a warning."""
-_REASONS = 3
+_SHOWN_REASONS = 3
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class DeadLetterLimit:
     @property
     def smallest_share(self) -> float:
         """Return the share above which a batch is logged or stopped."""
-        return SHARE if self.at_most is None else min(SHARE, self.at_most)
+        return WARNING_SHARE if self.at_most is None else min(WARNING_SHARE, self.at_most)
 
     def is_exceeded(self, share: DeadLetterShare, batch: int) -> bool:
         """Return whether a batch has to stop; note the batch that passes because a person has accepted it."""
@@ -76,7 +76,7 @@ class DeadLetterLimit:
 
 
 def dead_letter_share(
-    lake: Lake, files: Iterable[StagedFile], read: int, *, above: float = SHARE
+    lake: Lake, files: Iterable[StagedFile], read: int, *, above: float = WARNING_SHARE
 ) -> DeadLetterShare | None:
     """Return the share of a batch that has `read` so many records; None if it is not `above` a share, or of few.
 
@@ -84,7 +84,7 @@ def dead_letter_share(
     route and sink that has refused it.
     """
     dead_letter_files = [file for file in files if file.target == _DEAD_LETTERS]
-    if read < FEWEST or sum(file.rows for file in dead_letter_files) <= above * read:
+    if read < MIN_RECORDS or sum(file.rows for file in dead_letter_files) <= above * read:
         return None
     records: list[pa.Table] = []
     reasons: Counter[str] = Counter()
@@ -97,5 +97,5 @@ def dead_letter_share(
             reasons[f"{row['stage']}: {row['reason']}"] += row["count_all"]
     # The dead letters of one record are one record.
     distinct = pa.concat_tables(records).group_by(list(PLACE)).aggregate([]).num_rows
-    frequent_reasons = [f"{reason} ({count:,})" for reason, count in reasons.most_common(_REASONS)]
+    frequent_reasons = [f"{reason} ({count:,})" for reason, count in reasons.most_common(_SHOWN_REASONS)]
     return DeadLetterShare(distinct, read, tuple(frequent_reasons))

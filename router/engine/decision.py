@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("router")
 TRIES_BEFORE_SEARCH = 3
 """Equal failures of a landing job, after which the columns and records that cause them are searched for."""
-_TRIES = 5
+_LANDING_TRIES = 5
 """How often a batch is landed again because its tables have changed, before the batch stops."""
 
 
@@ -160,7 +160,7 @@ class BatchDecider:
 
         Raises BatchError if the destination finds a fault or a table may not change; its files are deleted then.
         """
-        for _ in range(_TRIES):
+        for _ in range(_LANDING_TRIES):
             plan, landed = self._land_batch(plan, steps)
             try:
                 decision = self._decide_commits(plan, landed, steps, destination)
@@ -171,7 +171,7 @@ class BatchDecider:
                 return decision
             self.landing.discard_files(landed)
         raise self._batch_error(
-            steps, f"tables changed {_TRIES} times while the batch was landed; find who writes them"
+            steps, f"tables changed {_LANDING_TRIES} times while the batch was landed; find who writes them"
         )
 
     def _land_batch(self, plan: Plan, steps: Steps) -> tuple[Plan, Landed]:

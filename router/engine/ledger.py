@@ -386,13 +386,15 @@ def topic_ids(lake: Lake, config: Config) -> dict[str, str]:
     return {row["topic"]: row["topic_id"] for row in latest.to_pylist()}
 
 
-_BATCH = ("run", "route", "sink", "batch_id")
+_BATCH_KEY = ("run", "route", "sink", "batch_id")
 
 
 def _read_endings(ledger: ds.Dataset, of_query: pc.Expression, batches: int) -> list[dict[str, Any]]:
     """Return when the last batches of each run, route and sink ended. Reads the ledger part by part."""
     latest: pa.Table | None = None
-    parts = ledger.to_batches(columns=[*_BATCH, "finished"], filter=of_query, batch_readahead=2, fragment_readahead=1)
+    parts = ledger.to_batches(
+        columns=[*_BATCH_KEY, "finished"], filter=of_query, batch_readahead=2, fragment_readahead=1
+    )
     for part in parts:
         rows = pa.Table.from_batches([part])
         if latest is not None:
@@ -403,8 +405,8 @@ def _read_endings(ledger: ds.Dataset, of_query: pc.Expression, batches: int) -> 
 
 def _keep_latest(ended: pa.Table, batches: int) -> pa.Table:
     """Keep the last batches of each run, route and sink. A batch may be there several times, from several parts."""
-    ended = ended.group_by(_BATCH).aggregate([("finished", "max")]).rename_columns([*_BATCH, "finished"])
-    ended = ended.sort_by([*((name, "ascending") for name in _BATCH[:3]), ("finished", "descending")])
+    ended = ended.group_by(_BATCH_KEY).aggregate([("finished", "max")]).rename_columns([*_BATCH_KEY, "finished"])
+    ended = ended.sort_by([*((name, "ascending") for name in _BATCH_KEY[:3]), ("finished", "descending")])
     # The rows of one run, route and sink now follow each other, the newest first: keep those that are less than
     # `batches` behind the first of their group. `null` is a value of its own: the source has no route.
     begins_group = np.zeros(len(ended), bool)

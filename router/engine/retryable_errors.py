@@ -47,7 +47,7 @@ PASSING = (
     "UnknownTopicOrPartitionException",
 )
 """The ends of the names of exceptions of the JVM that mean: the source or storage is unavailable for a while."""
-UNREADABLE = ("Encountered corrupt message", "Received exception when fetching the next record")
+UNREADABLE_RECORD_MESSAGES = ("Encountered corrupt message", "Received exception when fetching the next record")
 """The beginnings of the messages of Kafka's consumer (4.1, `FetchCollector`, `CompletedFetch`) that mean: these records
 are damaged in the broker's files, and stay so. Their exception is no other than that of an outage."""
 PYTHON_TASK = re.compile(r"^(?:[\w.]*\.)?(\w+)(?:: |$)")
@@ -68,7 +68,7 @@ PASSING_ERRNO = {
 }
 """Errors of the operating system that pass after a person makes room, mounts the disk again or grants rights."""
 
-LOST = ("KAFKA_DATA_LOSS", "data may have been lost", "data may have been missed")
+LOST_RECORDS_MESSAGES = ("KAFKA_DATA_LOSS", "data may have been lost", "data may have been missed")
 """Parts of the messages of Spark's Kafka source (Spark 4's error class, and its texts) that mean: Kafka no longer has
 the next records."""
 
@@ -78,7 +78,7 @@ NO_LATEST_OFFSETS = 'because the return value of "scala.Option.get()" is null'
 
 def says_lost(error: BaseException) -> bool:
     """Return whether a query ended because records are gone from Kafka."""
-    return any(sign in str(error) for sign in LOST)
+    return any(sign in str(error) for sign in LOST_RECORDS_MESSAGES)
 
 
 REFUSED_LOGIN = ("SaslAuthenticationException", "SslAuthenticationException")
@@ -118,7 +118,7 @@ DAMAGED_FILE = re.compile(r"Caused by: [\w.]+: ([^\n]*)\n\tat org\.apache\.hadoo
 
 def is_unreadable(error: BaseException) -> bool:
     """Return whether Kafka's consumer says that records are damaged."""
-    return any(message.startswith(UNREADABLE) for _, message in causes_in_jvm(error))
+    return any(message.startswith(UNREADABLE_RECORD_MESSAGES) for _, message in causes_in_jvm(error))
 
 
 def is_for_a_person(error: BaseException) -> bool:

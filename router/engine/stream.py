@@ -81,10 +81,10 @@ if TYPE_CHECKING:
     from router.registry import Registry
 
 log = logging.getLogger("router")
-_POLL_SECONDS = 0.2
-_LOOK_SECONDS = 5
-_RETRY_SECONDS = 60.0
-_LONGEST_RETRY = 600.0
+_QUERY_POLL_SECONDS = 0.2
+_APPROVAL_CHECK_SECONDS = 5
+_BACKLOG_RETRY_SECONDS = 60.0
+_LONGEST_BACKLOG_RETRY_SECONDS = 600.0
 """Seconds between two tries of rows that wait for tables of upserts while no batch comes, at first and at most."""
 """Seconds between two looks for approvals while no batch is running."""
 EXECUTOR_SECONDS = 30
@@ -289,8 +289,8 @@ class _StreamRun:
     busy: threading.Lock = field(default_factory=threading.Lock)
     releasing: threading.Lock = field(default_factory=threading.Lock)
     looked: float = 0.0
-    retried: float = -_LONGEST_RETRY
-    retry_pause: float = _RETRY_SECONDS
+    retried: float = -_LONGEST_BACKLOG_RETRY_SECONDS
+    retry_pause: float = _BACKLOG_RETRY_SECONDS
     unreported: deque[BatchReport] = field(default_factory=deque)
     reports: deque[BatchReport] = field(default_factory=lambda: deque(maxlen=KEPT_REPORTS))
     planner: Planner | None = None
@@ -503,13 +503,13 @@ class _StreamRun:
         """Return when the query has ended, or between two batches once `stop` is set; raise its error if it failed."""
         outage = Outage(self.config, self.status.enter)
         try:
-            while not query.awaitTermination(_POLL_SECONDS):  # type: ignore[arg-type] # it takes fractions
+            while not query.awaitTermination(_QUERY_POLL_SECONDS):  # type: ignore[arg-type] # it takes fractions
                 if self.options.stop.is_set() and not self.busy.locked():
                     return
                 self._report_batches(query)
                 if not self.busy.locked():
                     self.status.alive()
-                if time.monotonic() > self.looked + _LOOK_SECONDS and not self.busy.locked():
+                if time.monotonic() > self.looked + _APPROVAL_CHECK_SECONDS and not self.busy.locked():
                     self._release_rows()
                 outage.watch_query(query, busy=self.busy.locked())
                 self._tell_silence()
@@ -556,7 +556,9 @@ class _StreamRun:
         is_due = bool(pending) and not was_cut_off(self.lake, outboxes.store, self.config)
         if is_due:
             outboxes.merge_backlogs(pending)
-        self.retry_pause = min(2 * self.retry_pause, _LONGEST_RETRY) if is_due else _RETRY_SECONDS
+        self.retry_pause = (
+            min(2 * self.retry_pause, _LONGEST_BACKLOG_RETRY_SECONDS) if is_due else _BACKLOG_RETRY_SECONDS
+        )
         self.retried = time.monotonic()
         return is_due
 

@@ -12,7 +12,7 @@ from router.engine.balance import sum_counts
 from router.engine.batch import Batches
 from router.engine.commit.catalog import Catalog
 from router.engine.commit.committers import Committers
-from router.engine.dead_letter_share import SHARE, DeadLetterLimit, dead_letter_share
+from router.engine.dead_letter_share import WARNING_SHARE, DeadLetterLimit, dead_letter_share
 from router.engine.decision import tables_of
 from router.engine.destination import Destination
 from router.engine.maintenance import TableMaintenance
@@ -68,7 +68,7 @@ class StreamDestination(Destination):
             allowed = f"{limit.at_most:.1%} may (`dead_letters: at_most`)"
             todo = "correct the configuration, or start with --accept dead-letters to let this batch pass"
             return [f"{share}; {allowed}; {todo}"]
-        if share.share > SHARE:
+        if share.share > WARNING_SHARE:
             log.warning("%s, batch %d: %s", self.config.name, batch, share)
         return []
 

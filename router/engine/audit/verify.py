@@ -41,7 +41,7 @@ from router.delta.keyed.upsert import EXPIRES
 from router.delta.table_cache import THREADS
 from router.delta.transaction_id import RELEASES, IdKind, TransactionId, batch_id, parse_transaction_id
 from router.delta.unreadable_values import is_text, may_be_unreadable, unreadable_in, unreadable_values
-from router.engine.checkpoint_store import KEPT, CheckpointStore, Manifest, lake_and_checkpoint
+from router.engine.checkpoint_store import KEPT_MANIFESTS, CheckpointStore, Manifest, lake_and_checkpoint
 from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.merge.coordinator import MergedTables
 from router.engine.preflight.explain import fixed_table
@@ -272,7 +272,7 @@ def _merged(
     if not waiting:
         return tables, damaged
 
-    for batch in range(max(first, last - KEPT + 1), last + 1):
+    for batch in range(max(first, last - KEPT_MANIFESTS + 1), last + 1):
         try:
             merged = store.read_merged(batch)
         except StartError as error:

@@ -19,7 +19,7 @@ from router.delta.commit import ACCEPT_LOST, without_lost_batches
 from router.delta.keyed.upsert import EXPIRES
 from router.delta.table_cache import TABLES
 from router.delta.transaction_id import batch_id
-from router.engine.checkpoint_store import KEPT
+from router.engine.checkpoint_store import KEPT_MANIFESTS
 from router.errors import StartError, TableError
 from router.own_names import OWN_LAYERS
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from router.engine.checkpoint_store import CheckpointStore
 
 log = logging.getLogger("router")
-_SHOWN = 10
-AT_MOST = 16 << 20
+_SHOWN_TABLES = 10
+MAX_MANIFEST_BYTES = 16 << 20
 """Bytes of manifests that a start reads, the newest first: 0.05 s for a hundred batches into 7 tables, half a second
 for the last thirty into 200 tables."""
 
@@ -108,7 +108,7 @@ class CommittedBatches:
         """Note that a batch was committed to a table."""
         batches = self.batches.setdefault(table, {}).setdefault(app_id, [])
         batches.append(batch)
-        del batches[:-KEPT]
+        del batches[:-KEPT_MANIFESTS]
 
     def forget_table(self, table: str) -> None:
         """Expect no batches of a table any more: a person accepts it as it is."""
@@ -181,7 +181,7 @@ def _lost_tables_message(config: Config, lost: Mapping[str, LostTable]) -> str:
         repairable.append(name)
     way_on = f"{ACCEPT_LOST} continues with them as they are"
     if repairable and config.bronze:
-        way_on = without_lost_batches(repairable[:_SHOWN])
+        way_on = without_lost_batches(repairable[:_SHOWN_TABLES])
     listed = _list_lost_tables(lost)
     return f"{config.name}: tables were deleted or put back from an older copy: {listed}. Restore them; or {way_on}"
 
@@ -197,9 +197,9 @@ def accept_lost(store: CheckpointStore, committed: CommittedBatches, lost: Mappi
 
 def _list_lost_tables(lost: Mapping[str, LostTable]) -> str:
     more = ""
-    if len(lost) > _SHOWN:
-        more = f" and {len(lost) - _SHOWN} more"
-    return "; ".join(str(lost[name]) for name in sorted(lost)[:_SHOWN]) + more
+    if len(lost) > _SHOWN_TABLES:
+        more = f" and {len(lost) - _SHOWN_TABLES} more"
+    return "; ".join(str(lost[name]) for name in sorted(lost)[:_SHOWN_TABLES]) + more
 
 
 def _read_manifests(store: CheckpointStore, last: int) -> Iterator[dict[str, Any]]:
@@ -212,7 +212,7 @@ def _read_manifests(store: CheckpointStore, last: int) -> Iterator[dict[str, Any
             size += len(text)
             with suppress(ValueError):  # a damaged one of a finished batch is no obstacle: `router verify` names it
                 yield json.loads(text)
-        if size > AT_MOST:
+        if size > MAX_MANIFEST_BYTES:
             return
 
 

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 
 from router.delta.unreadable_values import far_rows
 from router.engine.expressions.tree import (
-    FLOATS,
-    INTEGERS,
-    NUMBERS,
+    FLOAT_TYPES,
+    INTEGER_TYPES,
+    NUMBER_TYPES,
     TIME_TYPES,
     Node,
     Untranslatable,
@@ -38,7 +38,7 @@ SPACE = "\x00-\x20\x7f"
 WHOLE = f"^[{SPACE}]*[+-]?[0-9]+[{SPACE}]*$"
 SHORT = r"^-?[0-9]{1,18}$"
 _PLAIN = r"^-?[0-9]{1,17}(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?$"
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+_JAVA_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 HEXADECIMAL = re.compile(r"[+-]?0[xX](?:[\da-fA-F]+\.?[\da-fA-F]*|\.[\da-fA-F]+)[pP][+-]?\d+", re.ASCII)
 _NAMED = {
     "nan": float("nan"),
@@ -46,7 +46,7 @@ _NAMED = {
     **dict.fromkeys(("-inf", "-infinity"), float("-inf")),
 }
 USUAL_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T]|$)"
-_NO_TEXT = pa.scalar(None, pa.string())
+_NULL_TEXT = pa.scalar(None, pa.string())
 NOW = ("epoch", "now", "today", "tomorrow", "yesterday")
 TRUE = ("t", "true", "y", "yes", "1")
 FALSE = ("f", "false", "n", "no", "0")
@@ -58,11 +58,11 @@ def make_literal(_: str, entry: PlanEntry, of: tuple[Node, ...]) -> Node:
     value = entry["value"]
     if value is None:
         return Node("literal", kind)
-    if kind in INTEGERS:
+    if kind in INTEGER_TYPES:
         return Node("literal", kind, with_=int(value))
     if decimal_precision(kind):
         return Node("literal", kind, with_=Decimal(value))
-    if kind in FLOATS:
+    if kind in FLOAT_TYPES:
         return Node("literal", kind, with_=float(value))
     if kind == "boolean":
         return Node("literal", kind, with_=value == "true")
@@ -106,12 +106,12 @@ def _find_converter(have: Kind, kind: Kind) -> Callable[[pa.Array, pa.DataType],
         return None
     if decimal_precision(have) or decimal_precision(kind):
         return _of_decimals(have, kind)
-    if have in NUMBERS and kind in NUMBERS:
-        if kind in FLOATS:
+    if have in NUMBER_TYPES and kind in NUMBER_TYPES:
+        if kind in FLOAT_TYPES:
             return _cast_unchecked
-        if have in FLOATS:
+        if have in FLOAT_TYPES:
             return _truncate_floats
-        return _cast_unchecked if INTEGERS.index(have) < INTEGERS.index(kind) else _narrow_integers
+        return _cast_unchecked if INTEGER_TYPES.index(have) < INTEGER_TYPES.index(kind) else _narrow_integers
     return _CONVERTERS.get((have, kind))
 
 
@@ -157,7 +157,7 @@ def _parse_integers(value: pa.Array, to: pa.DataType) -> Value:
         number = pc.cast(value, pa.int64())
         return number if to == pa.int64() else _narrow_integers(number, to)
     readable = pc.or_kleene(short, pc.match_substring_regex(value, WHOLE))
-    wide = by_value(_trim_space(pc.if_else(readable, value, _NO_TEXT)), _wide_integer, WIDE)
+    wide = by_value(_trim_space(pc.if_else(readable, value, _NULL_TEXT)), _wide_integer, WIDE)
     low, high = _integer_bounds(to)
     too_wide = pc.or_(pc.less(wide, Decimal(low)), pc.greater(wide, Decimal(high)))
     failed = pc.or_(pc.fill_null(too_wide, False), pc.fill_null(pc.invert(readable), False))
@@ -176,10 +176,10 @@ def _wide_integer(text: str) -> int:
 def _parse_floats(value: pa.Array, to: pa.DataType) -> Value:
     """Read numbers as Java does; most are plain, and read by Arrow."""
     plain = pc.match_substring_regex(value, _PLAIN)
-    number = pc.cast(pc.if_else(plain, value, _NO_TEXT), pa.float64())
+    number = pc.cast(pc.if_else(plain, value, _NULL_TEXT), pa.float64())
     if pc.all(plain).as_py():
         return number
-    others = by_value(pc.if_else(plain, _NO_TEXT, value), _java_double, pa.float64())
+    others = by_value(pc.if_else(plain, _NULL_TEXT, value), _java_double, pa.float64())
     number = pc.coalesce(number, others)
     return number, pc.and_(pc.is_valid(value), pc.is_null(number))
 
@@ -188,7 +188,7 @@ def _java_double(text: str) -> float | None:
     """Return the number that Java or Spark reads in a text; None if it is none."""
     text = text.strip("".join(map(chr, range(33))))
     digits = text[:-1] if text[-1:] in ("d", "D", "f", "F") else text
-    if _NUMBER.fullmatch(digits):
+    if _JAVA_NUMBER.fullmatch(digits):
         return float(digits)
     if HEXADECIMAL.fullmatch(digits):
         try:
@@ -267,7 +267,7 @@ def _of_decimals(have: str, kind: str) -> Callable[[pa.Array, pa.DataType], Valu
     if decimal_precision(kind):
         if old:
             return rescale_decimals
-        return _integers_to_decimals if have in INTEGERS else None
+        return _integers_to_decimals if have in INTEGER_TYPES else None
     assert old is not None
     if kind == "double":
         return _decimals_to_doubles
@@ -308,12 +308,14 @@ _MICROS = 1_000_000
 LAST_MIDNIGHT = (2**63 - 1) // (86_400 * _MICROS)
 """The last day, counted from 1970, whose midnight a time of 64 bits in microseconds reaches."""
 _CONVERTERS: dict[tuple[str, str], Callable[[pa.Array, pa.DataType], Value]] = {
-    **dict.fromkeys([("boolean", kind) for kind in NUMBERS], lambda value, to: pc.cast(pc.cast(value, pa.int8()), to)),
     **dict.fromkeys(
-        [(kind, "boolean") for kind in NUMBERS], lambda value, to: pc.not_equal(value, pa.scalar(0, value.type))
+        [("boolean", kind) for kind in NUMBER_TYPES], lambda value, to: pc.cast(pc.cast(value, pa.int8()), to)
     ),
-    **dict.fromkeys([(kind, "string") for kind in (*INTEGERS, "boolean")], _cast_unchecked),
-    **dict.fromkeys([("string", kind) for kind in INTEGERS], _parse_integers),
+    **dict.fromkeys(
+        [(kind, "boolean") for kind in NUMBER_TYPES], lambda value, to: pc.not_equal(value, pa.scalar(0, value.type))
+    ),
+    **dict.fromkeys([(kind, "string") for kind in (*INTEGER_TYPES, "boolean")], _cast_unchecked),
+    **dict.fromkeys([("string", kind) for kind in INTEGER_TYPES], _parse_integers),
     ("string", "double"): _parse_floats,
     ("string", "boolean"): _parse_booleans,
     ("string", "date"): _parse_dates,
@@ -346,14 +348,14 @@ def floor_divided(value: pa.Array, by: int) -> pa.Array:
     return pc.subtract(whole, pc.cast(pc.less(value, pc.multiply(whole, by)), pa.int64()))
 
 
-_BLANKS = "".join(map(chr, [*range(33), 127]))
+_DATE_BLANKS = "".join(map(chr, [*range(33), 127]))
 """The characters that Spark takes off both ends of a text before it reads a date."""
 DATE = re.compile(r"([+-]?)(\d{4,7})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T].*)?)?)?", re.ASCII | re.DOTALL)
 
 
 def _day_of_text(text: str) -> int | None:
     """Return the day of a text as a count from 1970-01-01; None if it is no date."""
-    match = DATE.fullmatch(text.strip(_BLANKS))
+    match = DATE.fullmatch(text.strip(_DATE_BLANKS))
     if match is None:
         return None
     return _day_number(int(match[1] + match[2]), int(match[3] or 1), int(match[4] or 1))

@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 
 from router.engine.expressions.casts import rescale_decimals
 from router.engine.expressions.tree import (
-    FLOATS,
-    INTEGERS,
-    NUMBERS,
+    FLOAT_TYPES,
+    INTEGER_TYPES,
+    NUMBER_TYPES,
     TIME_TYPES,
     TYPES,
     Node,
@@ -46,7 +46,7 @@ RIGHT_FIRST = ("Divide", "IntegralDivide", "Remainder")
 """Spark evaluates a divisor first, and stops if it is null."""
 ALL = ("EqualNullSafe", "IsNaN", "Greatest", "Least", "CreateNamedStruct")
 """Operations that may have a value even if an operand is null."""
-COMPARED = (*NUMBERS, *TIME_TYPES, "boolean", "string")
+COMPARED = (*NUMBER_TYPES, *TIME_TYPES, "boolean", "string")
 
 
 def check_comparable(operation: str, kind: Kind, *more: str) -> None:
@@ -87,7 +87,7 @@ def _is_greater(node: Node, left: Value, right: Value) -> Value:
 
 
 def _is_floating(node: Node) -> bool:
-    return node.of[0].kind in FLOATS
+    return node.of[0].kind in FLOAT_TYPES
 
 
 def _make_extreme(name: str, entry: PlanEntry, of: _Nodes) -> Node:
@@ -107,7 +107,7 @@ def _choose_extreme(node: Node, *values: Value) -> Value:
 
 def _make_arithmetic(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     left, right = of
-    if left.kind in NUMBERS and left.kind == right.kind:
+    if left.kind in NUMBER_TYPES and left.kind == right.kind:
         return Node(name, left.kind, of)
     left_size = decimal_precision(left.kind)
     right_size = decimal_precision(right.kind)
@@ -145,7 +145,7 @@ _KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 def _compute_arithmetic(node: Node, left: Value, right: Value) -> Value:
     """Add, subtract or multiply. Only if some row overflows all are computed with more digits."""
     plain, checked = _KERNELS[node.op]
-    if node.kind not in INTEGERS:
+    if node.kind not in INTEGER_TYPES:
         return plain(left, right)
     try:
         return checked(left, right)
@@ -171,7 +171,7 @@ def _make_division(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     return Node(name, of[0].kind, of)
 
 
-_DIVIDED = {"Divide": ("double",), "IntegralDivide": ("long",), "Remainder": NUMBERS}
+_DIVIDED = {"Divide": ("double",), "IntegralDivide": ("long",), "Remainder": NUMBER_TYPES}
 """The types of both operands."""
 
 
@@ -191,7 +191,7 @@ def _compute_remainder(node: Node, dividend: Value, divisor: Value) -> Value:
     nulls = _either_null(dividend, divisor)
     any_divisor = pa.scalar(1, divisor.type)
     safe = pc.if_else(failed, any_divisor, divisor)
-    if node.kind in INTEGERS:  # the smallest number by minus one is a trap of the processor
+    if node.kind in INTEGER_TYPES:  # the smallest number by minus one is a trap of the processor
         safe = pc.if_else(pc.equal(safe, pa.scalar(-1, divisor.type)), any_divisor, safe)
     with np.errstate(invalid="ignore"):
         remainders = np.fmod(_numpy_values(dividend), _numpy_values(safe))
@@ -207,7 +207,7 @@ def _numpy_values(value: pa.Array) -> npt.NDArray[Any]:
 def _make_sign_change(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     # Spark takes these of a decimal with 38 digits for ones that are too wide.
     size = decimal_precision(of[0].kind)
-    if of[0].kind not in NUMBERS and (size is None or size[0] == MOST_DIGITS):
+    if of[0].kind not in NUMBER_TYPES and (size is None or size[0] == MOST_DIGITS):
         raise Untranslatable(f"{_NAMES[name]} of {type_name(of[0].kind)}")
     return Node(name, of[0].kind, of)
 
@@ -218,7 +218,7 @@ _NAMES = {"UnaryMinus": "the sign -", "Abs": "the function abs"}
 def _change_sign(node: Node, value: pa.Array) -> Value:
     """Return minus or the absolute value: the smallest whole number has none."""
     apply = pc.negate if node.op == "UnaryMinus" else pc.abs
-    if node.kind not in INTEGERS:
+    if node.kind not in INTEGER_TYPES:
         return apply(value)
     failed = pc.equal(value, pa.scalar(-(2 ** (value.type.bit_width - 1)), value.type))
     return apply(pc.if_else(failed, pa.scalar(0, value.type), value)), failed
@@ -227,10 +227,10 @@ def _change_sign(node: Node, value: pa.Array) -> Value:
 def _make_round(name: str, entry: PlanEntry, of: _Nodes) -> Node:
     value, places = of
     size = decimal_precision(value.kind)
-    is_number = value.kind in (*INTEGERS, "double") or size is not None
+    is_number = value.kind in (*INTEGER_TYPES, "double") or size is not None
     if not is_number or not is_constant(places) or not 0 <= places.with_ <= 15:
         raise Untranslatable(f"the function round of {type_name(value.kind)} with these places")
-    if value.kind in INTEGERS:
+    if value.kind in INTEGER_TYPES:
         return value
     if size is None:
         return Node(name, value.kind, (value,), places.with_)
@@ -329,7 +329,7 @@ def make_item(name: str, entry: PlanEntry, of: _Nodes) -> Node:
         if key.kind != collection.kind["keyType"]:
             raise Untranslatable(f"a look-up of {type_name(key.kind)} among {type_name(collection.kind['keyType'])}")
         return Node("GetMapValue", collection.kind["valueType"], of)
-    if not is_nested(collection.kind, "array") or key.kind not in INTEGERS:
+    if not is_nested(collection.kind, "array") or key.kind not in INTEGER_TYPES:
         raise Untranslatable(f"a look-up in {type_name(collection.kind)}")
     return Node(name, collection.kind["elementType"], of, entry["failOnError"])
 

@@ -33,7 +33,7 @@ _Nodes = tuple[Node, ...]
 ALL = ("Concat", "ConcatWs")
 """Functions that Spark evaluates with all of their operands, null or not."""
 _LARGEST = 2**31 - 1
-_NO_TEXT = pa.scalar(None, pa.string())
+_NULL_TEXT = pa.scalar(None, pa.string())
 
 
 def _describe_function(name: str) -> str:
@@ -129,8 +129,8 @@ def _change_case(node: Node, value: pa.Array) -> pa.Array:
     if pc.all(pc.string_is_ascii(value)).as_py() in (True, None):
         return of_ascii(value)
     is_simple = pc.match_substring_regex(value, SIMPLE)
-    others = by_value(pc.if_else(is_simple, _NO_TEXT, value), of_any, pa.string())
-    return pc.coalesce(of_simple(pc.if_else(is_simple, value, _NO_TEXT)), others)
+    others = by_value(pc.if_else(is_simple, _NULL_TEXT, value), of_any, pa.string())
+    return pc.coalesce(of_simple(pc.if_else(is_simple, value, _NULL_TEXT)), others)
 
 
 SIMPLE = (

@@ -11,9 +11,9 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-INTEGERS = ("byte", "short", "integer", "long")
-FLOATS = ("float", "double")
-NUMBERS = (*INTEGERS, *FLOATS)
+INTEGER_TYPES = ("byte", "short", "integer", "long")
+FLOAT_TYPES = ("float", "double")
+NUMBER_TYPES = (*INTEGER_TYPES, *FLOAT_TYPES)
 TIME_TYPES = ("date", "timestamp", "timestamp_ntz")
 TYPES: dict[str, pa.DataType] = {
     "void": pa.null(),

@@ -17,7 +17,7 @@ from router.delta.parquet_writer import Staging
 from router.delta.staged_files import StagedFile
 from router.engine.label.layout import TRACED
 from router.engine.land.record_ages import TableAges
-from router.engine.land.task import WANTED, LandingWork, landing_task
+from router.engine.land.task import MAX_WANTED_SCHEMAS, LandingWork, landing_task
 from router.engine.spark.executors import Executors, refusal
 from router.engine.spark.session import BATCH_BYTES, UNBOUNDED
 
@@ -39,8 +39,8 @@ FEW_CORES = 5
 """When tasks x tables would make more than MANY_FILES files of fewer than TINY_FILE rows, the next batch is shuffled
 by table first, so that a table's rows meet in one task. With fewer cores the shuffle costs more than the files."""
 
-BOUNDED = 32 << 20
-BIG_ROW = 16 << 10
+BOUNDED_BATCH_BYTES = 32 << 20
+BIG_RECORD_BYTES = 16 << 10
 BIG_SHARE = 0.01
 """Batches of bytes: Spark 4.0 bounds an Arrow batch in bytes by measuring every column after every row, a third of all
 JVM time in landing, and without the bound 10 000 rows of 5 MB are one batch that kills the JVM. So the bound is off
@@ -180,7 +180,7 @@ class LandingJob:
             asked |= wanted
             # A decoder that has found nothing is the same object, and would decode every row as before. Only if a task
             # had no room to report all that its rows want, the others are still to be asked for.
-            is_complete = all(len(count.get("wanted") or ()) < WANTED for count in landed.counts)
+            is_complete = all(len(count.get("wanted") or ()) < MAX_WANTED_SCHEMAS for count in landed.counts)
             if planner.decoder is decoder and is_complete:
                 if not wanted <= self.not_found:
                     message = "%s, batch %d: records name %s, which cannot be found: they become dead letters"
@@ -245,7 +245,7 @@ class LandingJob:
             traced=self.traced,
         )
         task = self.executors.guarded(landing_task(work), reports=True)
-        self.spark.conf.set(BATCH_BYTES, str(BOUNDED) if bounded else UNBOUNDED)
+        self.spark.conf.set(BATCH_BYTES, str(BOUNDED_BATCH_BYTES) if bounded else UNBOUNDED)
         try:
             rows = frame.mapInArrow(task, "report string").collect()  # one per file and source partition of a task
             reports = self.executors.without_looks(json.loads(row["report"]) for row in rows)
@@ -285,7 +285,7 @@ def _add_up_reports(reports: Any, began: float) -> Landed:
 
 
 def _is_big_record() -> Column:
-    return F.coalesce(F.length("value"), F.lit(0)) + F.coalesce(F.length("key"), F.lit(0)) > BIG_ROW
+    return F.coalesce(F.length("value"), F.lit(0)) + F.coalesce(F.length("key"), F.lit(0)) > BIG_RECORD_BYTES
 
 
 def _without_big(raw: DataFrame) -> DataFrame:

@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from router.delta.parquet_writer import Staging
 
 SOURCES = MERGED_COORDINATES | SCHEMA_COLUMNS
-WANTED = 10_000
+MAX_WANTED_SCHEMAS = 10_000
 """Most schemas that a task requests at once; it requests others when the batch is landed again."""
-GATHERED = 32 << 20
+GATHERED_BYTES = 32 << 20
 """Most bytes of rows that are sorted into tables at once. Each table costs some time per such part."""
 _Numbers = npt.NDArray[np.int64]
 """Row numbers within a batch."""
@@ -147,7 +147,7 @@ class Rows:
         noted = self.of[0].wanted
         known = {*noted, *asked}
         new = [value for value in values if value not in known]
-        noted += new[: WANTED - len(noted)]
+        noted += new[: MAX_WANTED_SCHEMAS - len(noted)]
 
     def note_outbox_tables(self, key: str, tables: list[str]) -> None:
         """Note the tables that rows of an outbox are for, under the first source partition: the driver adds all up."""
@@ -254,7 +254,7 @@ def landing_task(work: LandingWork) -> Any:
         keep_archives()
         task = _Task(work, attempt_name())
         try:
-            for batch in gather_batches(batches, min(GATHERED, work.staging.buffer_bytes // 2)):
+            for batch in gather_batches(batches, min(GATHERED_BYTES, work.staging.buffer_bytes // 2)):
                 task.take_batch(batch)
             reports = task.finish()
         except BaseException:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from router.config.models import Config, Lookup
 
 log = logging.getLogger("router")
-_WAIT_SECONDS = 1.0
+_LOAD_WAIT_SECONDS = 1.0
 """How long a batch waits for a table that is being loaded again; a table that takes longer is for a later batch."""
 
 
@@ -91,7 +91,7 @@ class Lookups:
                 source.thread = threading.Thread(target=self._load_in_thread, args=(source,), daemon=True)
                 source.thread.start()
             if source.thread is not None:
-                source.thread.join(_WAIT_SECONDS)
+                source.thread.join(_LOAD_WAIT_SECONDS)
             if source.outcome:
                 source.thread = None
                 self._finish_load(source, source.outcome.pop())

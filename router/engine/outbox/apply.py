@@ -21,7 +21,7 @@ from router.delta.replace_by_spark import CONFLICTS, append_by_spark, staged_row
 from router.delta.staged_files import staged_file
 from router.delta.transaction_id import TransactionId
 from router.engine import ledger
-from router.engine.checkpoint_store import REPLAY, LearntSchemas, Manifest
+from router.engine.checkpoint_store import REPLAY_PREFIX, LearntSchemas, Manifest
 from router.engine.commit.committers import Committers
 from router.engine.json_rows import from_json
 from router.engine.label.layout import COORDINATES, outbox_of
@@ -59,8 +59,8 @@ _DEAD_LETTER_KEY = (
     *("topic", "partition", "offset", "timestamp", "key", "value", "batch_id"),
 )
 """The columns that identify a dead letter."""
-_TRIES = 10
-_WAIT_SECONDS = 0.02
+_APPEND_TRIES = 10
+_APPEND_WAIT_SECONDS = 0.02
 """Seconds to wait at most before the second try."""
 
 
@@ -176,7 +176,7 @@ class Outboxes:
         if target is None or target.table is None:
             raise TableError(key, "the configuration has no such sink any more")
         # A run of its own: the mark of the release must not be taken for that of a batch of this run.
-        run = f"{REPLAY}{query.rpartition(':')[2]}"
+        run = f"{REPLAY_PREFIX}{query.rpartition(':')[2]}"
         store = replace(self.store, run=run)
         applied = store.read_applied(last).get(key)
         if applied is not None:
@@ -350,7 +350,7 @@ def append_dead_letters(refused: DataFrame, events: DataFrame, batch: Batch, lak
             once = TransactionId("sink_refusals", run, batch.route, batch.sink).to_transaction(batch.id)
             # Queries of other sinks append at the same time, and the first of all makes the table.
             append = partial(append_by_spark, dead, lake.spark_address(table), once)
-            retry_on_conflict(append, CONFLICTS, _TRIES, _WAIT_SECONDS)
+            retry_on_conflict(append, CONFLICTS, _APPEND_TRIES, _APPEND_WAIT_SECONDS)
     finally:
         dead.unpersist()
     return count
@@ -382,7 +382,7 @@ def mark_replayed(taken: DataFrame, lake: Lake, config: Config, name: str, numbe
 
     try:
         # The stream appends meanwhile.
-        retry_on_conflict(mark_letters, CONFLICTS, _TRIES, _WAIT_SECONDS)
+        retry_on_conflict(mark_letters, CONFLICTS, _APPEND_TRIES, _APPEND_WAIT_SECONDS)
     except Exception as error:
         problem = f"what was sent could not be marked: {first_line(error)}"
         raise TableError(config.dead_letters, problem) from error

@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from router.engine.spark.executors import Executors
 
 log = logging.getLogger("router")
-LOOK = 1.0
+OUTBOX_CHECK_SECONDS = 1.0
 """Seconds between two looks for new rows in an outbox."""
 _FILES_AT_ONCE = 200
 """Files of an outbox that one batch reads, at most."""
-_LONGEST_PAUSE = 60.0
+_LONGEST_SINK_PAUSE_SECONDS = 60.0
 """Longest pause between two tries of a sink that fails, in seconds. The other sinks continue meanwhile."""
-_POLL_SECONDS = 0.2
+_QUERY_POLL_SECONDS = 0.2
 GROWN = "DELTA_SCHEMA_CHANGED"
 """The error of Delta's source when an outbox has gained columns: a new start of the query reads them."""
 
@@ -89,7 +89,7 @@ class DetachedSink(OutboxSink):
 
     def run(self) -> None:
         """Send the rows of the outbox. A failed batch is tried again, with `once` only if that may help."""
-        self.pauses = GrowingPauses(_LONGEST_PAUSE)
+        self.pauses = GrowingPauses(_LONGEST_SINK_PAUSE_SECONDS)
         policy = Retrying(
             retry=retry_if_exception(lambda error: not self.once or is_temporary(error)),
             wait=self.pauses,
@@ -137,7 +137,7 @@ class DetachedSink(OutboxSink):
         if self.once:
             writer = writer.trigger(availableNow=True)
         else:
-            pause = f"{max(LOOK, self.sink.seconds_between):.3f} seconds"
+            pause = f"{max(OUTBOX_CHECK_SECONDS, self.sink.seconds_between):.3f} seconds"
             writer = writer.trigger(processingTime=pause)
         query = writer.start()
         try:
@@ -180,7 +180,7 @@ class DetachedSink(OutboxSink):
     def _follow_query(self, query: StreamingQuery) -> None:
         """Return when the query has ended, or once `stop` is set and no batch runs; raise its error if it failed."""
         try:
-            while not query.awaitTermination(_POLL_SECONDS):  # type: ignore[arg-type] # it takes fractions
+            while not query.awaitTermination(_QUERY_POLL_SECONDS):  # type: ignore[arg-type] # it takes fractions
                 if not self.stop.is_set() or self.busy.locked():
                     continue
                 # Spark plans the first batches of twenty sinks for half a minute, and one that begins now ends by

@@ -67,10 +67,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("router")
 SYSTEM_COLUMNS = {*QUARANTINE_COLUMNS, *MERGED_COORDINATES, *SCHEMA_COLUMNS, ROW}
 """Columns of a quarantine that are not those of its rows."""
-FIRST_PAUSE = 5.0
+FIRST_RELEASE_PAUSE_SECONDS = 5.0
 """Seconds until the first try to release the rows of a blocked table."""
-_LONGEST_PAUSE = 600.0
-_ROWS_AT_ONCE = 16_384
+_LONGEST_RELEASE_PAUSE_SECONDS = 600.0
+_LISTED_ROWS_AT_ONCE = 16_384
 """Rows that memory holds while a quarantine is listed."""
 
 
@@ -80,7 +80,7 @@ def pause_after(failures: int) -> float:
     5 s after the first one, and twice as long after each further one, up to ten minutes.
     """
     # A table may be blocked for weeks: 2 to the power of all its tries is no float any more.
-    return min(_LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures - 1, 10))
+    return min(_LONGEST_RELEASE_PAUSE_SECONDS, FIRST_RELEASE_PAUSE_SECONDS * 2.0 ** min(failures - 1, 10))
 
 
 WAITS_FOR: dict[ReleaseKind, str] = {"release": "approval", "unblock": "table", "held": "release"}
@@ -317,7 +317,7 @@ class Quarantine:
             place = Place.of(key)
             cause = blocked[key]
             # Rows that no task can check are released at once: the release checks them by Spark.
-            pause = 0 if cause.startswith(CONSTRAINT_CAUSE) else FIRST_PAUSE
+            pause = 0 if cause.startswith(CONSTRAINT_CAUSE) else FIRST_RELEASE_PAUSE_SECONDS
             write_pending(self.store, PendingRelease(place, cause=cause, blocked=True, due=time.time() + pause))
             sentence = sentence_on_blocked({place.table: printable(cause)}, 0, "FILE")
             log.warning("%s: %s", self.config.name, line_of(*sentence))
@@ -633,7 +633,7 @@ def _read_parts(lake: Lake, path: str, columns: list[str]) -> Iterator[pa.Table]
     with lake.files.open_input_file(path) as source:
         file = pq.ParquetFile(source, pre_buffer=False, buffer_size=1 << 20)
         names = [name for name in columns if name in file.schema_arrow.names]
-        for part in file.iter_batches(_ROWS_AT_ONCE, columns=names, use_threads=False):
+        for part in file.iter_batches(_LISTED_ROWS_AT_ONCE, columns=names, use_threads=False):
             rows = pa.Table.from_batches([part]).select(names)
             for name in columns:
                 if name not in names:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from pydantic import TypeAdapter
 
-from router.engine.checkpoint_store import REPLAY, CheckpointStore
+from router.engine.checkpoint_store import REPLAY_PREFIX, CheckpointStore
 
 if TYPE_CHECKING:
     from router.delta.lake import Lake
@@ -34,7 +34,7 @@ class NamedRun(Generic[Choice]):
     @classmethod
     def new(cls, checkpoint: Lake, note: str, choice: Choice, versions: dict[str, int]) -> NamedRun[Choice]:
         """Return a run with a name of its own, without a note yet."""
-        name = f"{REPLAY}{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
+        name = f"{REPLAY_PREFIX}{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
         return cls(checkpoint, note, name, choice, versions)
 
     @classmethod

@@ -18,7 +18,7 @@ from router.delta.history import commit_notes
 from router.delta.located_files import note_path
 from router.delta.table_cache import THREADS, TableCache
 from router.delta.transaction_id import TransactionId
-from router.engine.checkpoint_store import REPLAY, CheckpointStore
+from router.engine.checkpoint_store import REPLAY_PREFIX, CheckpointStore
 from router.engine.commit.lost_tables import refuse_lost_tables
 from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.ledger import OPTIONAL_COLUMNS, last_batch
@@ -167,7 +167,7 @@ def _last_batch(lake: Lake, table: str, name: str) -> tuple[str, int] | None:
             return None  # the operator who restored the table has decided about older commits
         note = commit_notes(entry)
         query, _, run = str(note.get("router.query", "")).rpartition(":")
-        if query == name and not run.startswith(REPLAY):
+        if query == name and not run.startswith(REPLAY_PREFIX):
             return run, int(note["router.batch"])
     return None
 

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from router.delta.dataset import dataset_of
 from router.delta.table_cache import SparkTables
-from router.engine.checkpoint_store import REPLAY
+from router.engine.checkpoint_store import REPLAY_PREFIX
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,13 +25,13 @@ def ordinal_of(store: CheckpointStore, lake: Lake, ledger: str, *, by_spark: Spa
     a replay whose arrival was not noted came before all runs. With `by_spark` Spark reads the ledger, else delta-rs
     does.
     """
-    if store.run.startswith(REPLAY):
+    if store.run.startswith(REPLAY_PREFIX):
         return -1
     ordinals = store.read_note().runs
     if store.run in ordinals:
         return ordinals[store.run]
     runs = _runs(lake, ledger, by_spark) - {store.run}
-    earlier = [run for run in runs if not run.startswith(REPLAY)]
+    earlier = [run for run in runs if not run.startswith(REPLAY_PREFIX)]
     # A run without rows is noted and not in the ledger, one of a former checkpoint the other way round.
     ordinal = max(len(earlier), max(ordinals.values(), default=-1) + 1)
     store.change_note(runs={**ordinals, store.run: ordinal})

@@ -20,7 +20,7 @@ from router.api.columns import quote_identifier
 from router.delta.parquet_writer import attempt_name
 from router.delta.staged_files import StagedFile
 from router.delta.unreadable_values import unreadable_in
-from router.engine.land.task import GATHERED, gather_batches
+from router.engine.land.task import GATHERED_BYTES, gather_batches
 from router.engine.views.row_hash import row_hash
 from router.table_names import folded
 from router.templates import parse_template
@@ -124,7 +124,7 @@ def _staging_task(staging: Staging, columns: list[str], target: str, number: int
         writer = staging.open_writer(number, attempt_name())
         tables: dict[str, StagedTable] = defaultdict(StagedTable)
         try:
-            for batch in gather_batches(batches, min(GATHERED, staging.buffer_bytes // 2)):
+            for batch in gather_batches(batches, min(GATHERED_BYTES, staging.buffer_bytes // 2)):
                 kept = _check(batch, checks, tables)
                 for table, rows, hash_sum in _by_table(kept, columns):
                     tables[table].add_rows(rows.num_rows, hash_sum)

@@ -163,7 +163,7 @@ class Waiting(logging.Handler):
 def test_a_damaged_file_loses_and_doubles_nothing(crashing, caplog, monkeypatch, fault: Fault, damage: str) -> None:
     """Without it a power cut ends a stream for good, or rows are lost or doubled when somebody helps it on."""
     run, undisturbed = crashing
-    monkeypatch.setattr("router.engine.quarantine.table.FIRST_PAUSE", 0.0)
+    monkeypatch.setattr("router.engine.quarantine.table.FIRST_RELEASE_PAUSE_SECONDS", 0.0)
     run.begin(fault.step)
     had = harmed(run.lake, fault, damage)
     caplog.set_level(logging.INFO, "router")

@@ -16,7 +16,7 @@ from router.delta.lake import Lake
 from router.delta.staged_files import StagedFile
 from router.engine.balance import Partition
 from router.engine.batch import Batches
-from router.engine.checkpoint_store import KEPT, CheckpointStore, Manifest
+from router.engine.checkpoint_store import KEPT_MANIFESTS, CheckpointStore, Manifest
 from router.engine.label.layout import Demands
 from router.engine.start.checks import Checkpoint, examine
 from router.errors import BatchError, StartError
@@ -84,11 +84,11 @@ def test_another_run_decides_for_itself(store: CheckpointStore, tmp_path: Path) 
 
 def test_old_manifests_go(store: CheckpointStore, tmp_path: Path) -> None:
     """Without it a run of a month leaves a million files beside its checkpoint."""
-    for batch in range(KEPT + 3):
+    for batch in range(KEPT_MANIFESTS + 3):
         store.write_manifest(manifest(batch))
         store.mark_applied(batch, "r/s", Applied(3))
 
-    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 2 * KEPT
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 2 * KEPT_MANIFESTS
     assert store.read_manifest(2) is None
     assert store.read_manifest(3) == manifest(3)
 
@@ -142,7 +142,7 @@ def test_a_batch_of_which_rows_are_in_the_quarantine_is_not_decided_again(store:
         config=SimpleNamespace(name="games"),
         fingerprint="fingerprint",
         store=store,
-        tables=SimpleNamespace(readable=dict.fromkeys),
+        tables=SimpleNamespace(open_readable_tables=dict.fromkeys),
         committers=SimpleNamespace(missing_files=lambda works: [work.files[0].path for work in works]),
         outboxes=SimpleNamespace(unapplied_commits=lambda _: []),
         _is_done=lambda work, *_: work.table == "silver.t",

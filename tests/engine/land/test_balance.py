@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from router.engine.balance import NAMED, UnknownFieldReport, add_up_partitions
+from router.engine.balance import MAX_NAMED_FIELDS, UnknownFieldReport, add_up_partitions
 
 if TYPE_CHECKING:
     import pytest
@@ -38,7 +38,7 @@ def test_keys_made_of_data_do_not_fill_log_and_ledger(caplog: pytest.LogCaptureF
         fields = {f"{number}key": 1 for number in range(first, first + 40)}
         counted = add_up_partitions([counts("a", 10, **fields), counts("a", 10, **{f"x{name}": 1 for name in fields})])
         report.log_new_fields("games", counted)
-        assert [(one.unknown, len(one.unknown_fields)) for one in counted] == [(20, NAMED)]
+        assert [(one.unknown, len(one.unknown_fields)) for one in counted] == [(20, MAX_NAMED_FIELDS)]
 
-    assert len([record for record in caplog.records if len(record.args or ()) == 4]) == NAMED
-    assert len(caplog.messages) == NAMED + 1
+    assert len([record for record in caplog.records if len(record.args or ()) == 4]) == MAX_NAMED_FIELDS
+    assert len(caplog.messages) == MAX_NAMED_FIELDS + 1

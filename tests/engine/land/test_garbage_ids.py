@@ -87,7 +87,7 @@ def test_garbage_is_not_decoded_again_and_a_new_schema_among_it_is(
 
     # A subject that is not polled has the new schema, and no task has room to report all that its rows want.
     other = faulty.book.add("others", json.dumps({"title": "Win", "properties": {"won": {"type": "string"}}}), "JSON")
-    monkeypatch.setattr(task, "WANTED", 7)
+    monkeypatch.setattr(task, "MAX_WANTED_SCHEMAS", 7)
     with caplog.at_level(logging.INFO, "router"):
         report = query.take(records([good, *garbage[:20], pack_value(other, None, b'{"won":"all"}')], first=202))
     assert (report.decoded, report.dead_letters) == (2, 20)

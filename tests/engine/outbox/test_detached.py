@@ -59,7 +59,7 @@ def until(holds: Callable[[], bool]) -> None:
 @pytest.fixture(autouse=True)
 def brief_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nobody pause for longer than a second: how often a sink is tried in an outage changes nothing else."""
-    monkeypatch.setattr(detached, "_LONGEST_PAUSE", 1.0)
+    monkeypatch.setattr(detached, "_LONGEST_SINK_PAUSE_SECONDS", 1.0)
     hurry(monkeypatch)
 
 

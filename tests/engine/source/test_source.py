@@ -21,7 +21,7 @@ from router.config.loader import Loaded, load_config
 from router.config.models import Config, FilesSource, FormatSource, KafkaSource, Source
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore
-from router.engine.land.job import BIG_ROW, BOUNDED
+from router.engine.land.job import BIG_RECORD_BYTES, BOUNDED_BATCH_BYTES
 from router.engine.source import source
 from router.engine.source.source import kafka_options
 from router.engine.spark.session import BATCH_BYTES, UNBOUNDED
@@ -192,10 +192,10 @@ def test_a_query_that_begins_anew_lands_with_its_own_settings(
     monkeypatch.setattr(CheckpointStore, "write_manifest", decide)
     monkeypatch.setattr(DataFrame, "collect", collect)
     (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.json").write_text(json.dumps({"n": "x" * BIG_ROW}) + '\n{"n": 1}\n')
+    (tmp_path / "in" / "a.json").write_text(json.dumps({"n": "x" * BIG_RECORD_BYTES}) + '\n{"n": 1}\n')
     lake, _ = drain({"files": {"path": str(tmp_path / "in")}})
 
-    assert limits[1:] == [UNBOUNDED, str(BOUNDED)] * 2  # the first job looks at the executors
+    assert limits[1:] == [UNBOUNDED, str(BOUNDED_BATCH_BYTES)] * 2  # the first job looks at the executors
     assert len(column(lake, "bronze.all", "value")) == 2
 
 

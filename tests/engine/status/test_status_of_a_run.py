@@ -197,10 +197,10 @@ def test_a_table_that_works_again_is_told_without_a_batch(
     folder: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, sink: str
 ) -> None:
     """Without it page and `status` name a table as damaged until the next record comes, on a quiet topic for hours."""
-    monkeypatch.setattr(stream, "_LOOK_SECONDS", 0.2)
-    monkeypatch.setattr(stream, "_RETRY_SECONDS", 0.5)
-    monkeypatch.setattr(stream, "_LONGEST_RETRY", 0.5)
-    monkeypatch.setattr(quarantine, "FIRST_PAUSE", 0.5)
+    monkeypatch.setattr(stream, "_APPROVAL_CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(stream, "_BACKLOG_RETRY_SECONDS", 0.5)
+    monkeypatch.setattr(stream, "_LONGEST_BACKLOG_RETRY_SECONDS", 0.5)
+    monkeypatch.setattr(quarantine, "FIRST_RELEASE_PAUSE_SECONDS", 0.5)
     ran(folder, spark, "warn", SINKS[sink])
     log = folder / "lake/silver/uno/_delta_log"
     (log / "away").mkdir()

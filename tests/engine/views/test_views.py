@@ -362,7 +362,9 @@ def test_views_and_lookups_share_a_query_with_a_name(
     make_query: MakeQuery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it what several views ask for stands in each of them, or in a table that nobody needs."""
-    monkeypatch.setattr(loading, "_WAIT_SECONDS", 120.0)  # a batch waits for the new rows, however slow the machine is
+    monkeypatch.setattr(
+        loading, "_LOAD_WAIT_SECONDS", 120.0
+    )  # a batch waits for the new rows, however slow the machine is
     one = {
         **{"name": "a", "from": "silver.*", "let": ["paying"], "into": "gold.{table}_paid"},
         "sql": "SELECT s.table, p.tier, count(*) AS n FROM source s JOIN paying p ON p.id = s.gamer GROUP BY ALL",
