@@ -38,6 +38,7 @@ from router_rest.limits.lease_server import LeaseServer
 from router_rest.limits.messages import Pace
 from router_rest.limits.sliding_window import RateLimit
 from router_rest.logins.credentials import Credentials, make_login
+from router_rest.logins.task_login import CredentialsServer
 from router_rest.templates import body_of
 
 if TYPE_CHECKING:
@@ -232,7 +233,11 @@ def send_rows(
     try:
         credentials = Credentials(None)
         address = leases.admit_sink(
-            OWNER.name, "api", pace, credentials=credentials.current_credentials, stop=lambda: ended.is_set() or until()
+            OWNER.name,
+            "api",
+            pace,
+            logins=CredentialsServer(credentials.current_credentials),
+            stop=lambda: ended.is_set() or until(),
         )
         lake = Lake.at(str(folder / "lake"))
         job = TaskJob(

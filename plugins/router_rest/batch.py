@@ -44,6 +44,7 @@ from router_rest.limits.lease_server import EarlierCall, lease_server
 from router_rest.limits.messages import Pace
 from router_rest.limits.sliding_window import RateLimit
 from router_rest.logins.credentials import make_login
+from router_rest.logins.task_login import CredentialsServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,10 +53,10 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from router import Batch, Encoding, GivenAnswer, Outcome, Parts
+    from router_rest.channel.protocol import ServerAddress
     from router_rest.delivery.batcher import Call
     from router_rest.delivery.partitioner import PartitionPlan
     from router_rest.limits.lease_server import LeaseServer
-    from router_rest.limits.messages import ServerAddress
     from router_rest.logins.credentials import Credentials
     from router_rest.options import RestOptions
     from router_rest.templates import Body
@@ -225,7 +226,7 @@ def admit_tasks(sink: OpenSink, leases: LeaseServer, batch: Batch) -> Iterator[S
             batch.key,
             options.limit,
             Pace(limits, options.max_in_flight, keyed=options.limit_by is not None),
-            credentials=credentials.current_credentials,
+            logins=CredentialsServer(credentials.current_credentials),
             stop=batch.stop.is_set,
         )
         count_earlier_calls(options, leases, batch)

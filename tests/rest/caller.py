@@ -12,7 +12,8 @@ import pickle
 import sys
 import time
 
-from router_rest.limits.lease_client import LeaseClient, LeaseEnded
+from router_rest.channel.client import TaskEnded
+from router_rest.limits.lease_client import LeaseClient
 
 
 async def call(lease: LeaseClient) -> None:
@@ -36,5 +37,5 @@ async def main(sink: str, workers: int) -> None:
 if __name__ == "__main__":
     try:
         asyncio.run(main(sys.argv[1], int(sys.argv[2])))
-    except LeaseEnded as error:
+    except TaskEnded as error:
         print(type(error).__name__, flush=True)  # noqa: T201

@@ -29,6 +29,7 @@ from router_rest.limits import backpressure, coordinator
 from router_rest.limits.lease_server import LeaseServer
 from router_rest.limits.messages import Pace
 from router_rest.logins.credentials import Credentials, make_login
+from router_rest.logins.task_login import CredentialsServer
 from router_rest.templates import body_of
 from tests.rest.killing import most_in_a_second
 
@@ -109,7 +110,9 @@ class Tasks:
         credentials = Credentials(changes.pop("auth", None))
         limit = changes.pop("limit", "api")
         pace = changes.pop("pace", self.pace)
-        address = self.leases.admit_sink(OWNER.name, limit, pace, credentials=credentials.current_credentials)
+        address = self.leases.admit_sink(
+            OWNER.name, limit, pace, logins=CredentialsServer(credentials.current_credentials)
+        )
         policy = Policy(first=0.01, longest=0.1)
         job = TaskJob(
             OWNER, self.parts, Encoding(as_it_is, None, "JSON"), form, cut, policy, address, CLIENT, make_login, 10

@@ -27,7 +27,8 @@ from router_http.options import Secret
 from router_rest.batch import form_of
 from router_rest.delivery.call import RequestBuilder
 from router_rest.logins.auth import Auth
-from router_rest.logins.credentials import Credentials, TaskLogin, make_login
+from router_rest.logins.credentials import Credentials, make_login
+from router_rest.logins.task_login import TaskLogin
 from router_sinks import Rest
 from tests.schemas.faulty import FaultyRegistry
 

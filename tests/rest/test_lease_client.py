@@ -11,18 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router_rest.channel.client import Gone
+from router_rest.channel.protocol import MAX_SILENT_TICKS, TICK_SECONDS
 from router_rest.limits.lease_client import (
     CATCH_UP_STEP_SHARE,
-    MAX_SILENT_TICKS,
     STRICT_STEP_SHARE,
     CallToken,
-    Gone,
     LeaseClient,
     Leave,
     TaskTokens,
 )
-from router_rest.limits.messages import TICK_SECONDS, Pace
+from router_rest.limits.messages import Pace
 from router_rest.limits.sliding_window import RateLimit, Run
+from router_rest.logins.task_login import CredentialsClient
 from tests.rest.virtual import Api, World, simulate
 
 if TYPE_CHECKING:
@@ -223,15 +224,15 @@ def test_without_a_driver_nothing_goes_out(silent: bool) -> None:
         lease.release(200, ok=True, throttled=False)
         gone_at = world.loop.time()
         if silent:
-            lease._reader.feed_data = lambda text: None  # type: ignore[method-assign]
+            lease.channel._reader.feed_data = lambda text: None  # type: ignore[method-assign]
         else:
-            lease._reader.feed_eof()
+            lease.channel._reader.feed_eof()
         with pytest.raises(Gone):
             await call(lease, 1000)
         with pytest.raises(Gone):
             lease.may_retry()
         with pytest.raises(Gone):
-            await lease.fetch_credentials()
+            await CredentialsClient(lease.channel).fetch_credentials()
         lasted = world.loop.time() - gone_at
         await lease.close()
         serving.cancel()

@@ -17,17 +17,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from router_rest.channel.client import Gone
 from router_rest.limits import lease_server as module
-from router_rest.limits.lease_client import Gone, LeaseClient, Leave
-from router_rest.limits.lease_server import EarlierCall, LeaseServer, TaskSession, lease_server
-from router_rest.limits.messages import Pace, ServerAddress, TaskReport
+from router_rest.limits.lease_client import LeaseClient, Leave
+from router_rest.limits.lease_server import EarlierCall, LeaseServer, lease_server
+from router_rest.limits.messages import Pace, TaskReport
 from router_rest.limits.sliding_window import RateLimit
+from router_rest.logins.task_login import CredentialsClient, CredentialsServer
 from router_rest.sink import Rest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
+    from router_rest.channel.protocol import ServerAddress
+    from router_rest.channel.server import TaskSession
+
 SECRET = "hush-hush"
+SECRET_SERVER = CredentialsServer(lambda refused: {"secret": SECRET})
 
 
 @pytest.fixture
@@ -111,7 +117,7 @@ def test_a_message_to_a_task_whose_connection_is_lost_raises_nothing(server: Lea
     session = within(story())
     while sessions._sessions:
         time.sleep(0.01)
-    server._call_on_loop(lambda: session.send_message({}))
+    server.call_on_loop(lambda: session.send_message({}))
     assert server.is_running
 
 
@@ -149,7 +155,7 @@ def test_a_sink_that_stops_ends_its_own_tasks_only(server: LeaseServer) -> None:
 def test_who_is_not_of_this_driver_gets_nothing(
     server: LeaseServer, wrong: Callable[[ServerAddress], ServerAddress], caplog: pytest.LogCaptureFixture
 ) -> None:
-    address = server.admit_sink("sink", "api", per_second(10), credentials=lambda refused: {"secret": SECRET})
+    address = server.admit_sink("sink", "api", per_second(10), logins=SECRET_SERVER)
 
     with pytest.raises(Gone):
         within(LeaseClient.open(wrong(address), "sink"))
@@ -176,7 +182,7 @@ def test_who_is_not_of_this_driver_gets_nothing(
 )
 @pytest.mark.parametrize("encrypted", [True, False], ids=["TLS", "plain"])
 def test_a_stranger_gets_nothing_and_harms_nobody(server: LeaseServer, said: bytes, *, encrypted: bool) -> None:
-    address = server.admit_sink("sink", "api", per_second(1000), credentials=lambda refused: {"secret": SECRET})
+    address = server.admit_sink("sink", "api", per_second(1000), logins=SECRET_SERVER)
     answer = b""
     with suppress(OSError), connected(address, encrypted) as stranger:
         stranger.sendall(said)
@@ -251,13 +257,14 @@ def test_credentials_are_handed_out_and_not_seen_on_the_network(server: LeaseSer
         asked.append(refused)
         return {"version": str(len(asked)), "headers": {"Authorization": f"Bearer {SECRET}"}}
 
-    address = server.admit_sink("sink", "api", per_second(10), credentials=credentials)
+    address = server.admit_sink("sink", "api", per_second(10), logins=CredentialsServer(credentials))
 
     async def task() -> list[Any]:
         relay, port = await relayed(address, heard)
         lease = await LeaseClient.open(replace(address, port=port), "sink")
-        first = await lease.fetch_credentials()
-        given = [first, *await asyncio.gather(*(lease.fetch_credentials(first["version"]) for _ in range(3)))]
+        client = CredentialsClient(lease.channel)
+        first = await client.fetch_credentials()
+        given = [first, *await asyncio.gather(*(client.fetch_credentials(first["version"]) for _ in range(3)))]
         await lease.close()
         relay.close()
         return given
@@ -276,21 +283,17 @@ def test_credentials_that_fail_say_so_and_no_more(server: LeaseServer, caplog: p
     def credentials(refused: str) -> dict[str, object]:
         raise PermissionError("the secret server says no")
 
-    addresses = [
-        server.admit_sink("fails", "a", per_second(10), credentials=credentials),
-        server.admit_sink("none", "b", Pace()),
-    ]
+    address = server.admit_sink("fails", "a", per_second(10), logins=CredentialsServer(credentials))
 
-    async def task(address: ServerAddress, sink: str) -> str:
-        lease = await LeaseClient.open(address, sink)
+    async def task() -> str:
+        lease = await LeaseClient.open(address, "fails")
         with pytest.raises(LookupError) as caught:
-            await lease.fetch_credentials()
+            await CredentialsClient(lease.channel).fetch_credentials()
         await lease.acquire()
         await lease.close()
         return str(caught.value)
 
-    assert "PermissionError" in within(task(addresses[0], "fails"))
-    assert "LookupError" in within(task(addresses[1], "none"))
+    assert "PermissionError" in within(task())
     assert "the secret server says no" in caplog.text
 
 

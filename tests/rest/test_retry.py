@@ -16,7 +16,7 @@ from router_rest.delivery.batcher import Call
 from router_rest.delivery.call import Delivery, RequestBuilder, RequestForm
 from router_rest.http_client.response import InDoubt, Response, Unsent
 from router_rest.limits.messages import Grant, Pace
-from router_rest.logins.credentials import TaskLogin
+from router_rest.logins.task_login import CredentialsClient, TaskLogin
 from router_rest.templates import body_of
 from tests.rest.virtual import Api, World, simulate
 
@@ -115,7 +115,7 @@ def delivered(line: Line, policy: Policy, *, rows: int = 1, pace: Pace = ENOUGH)
 
 
 def _delivery(line: Line, policy: Policy, lease: LeaseClient, settled: list[Settled]) -> Delivery:
-    login = TaskLogin(lease, lambda given: Open())
+    login = TaskLogin(CredentialsClient(lease.channel), lambda given: Open())
     login._use_credentials({"version": "1"})
     client: Any = line
     return Delivery(policy, RequestBuilder(FORM), client, lease, login, b"games/wins/rest", settled.append)
@@ -331,7 +331,7 @@ def test_a_driver_that_goes_before_a_call_is_sent_again_leaves_the_call_in_doubt
         lease, serving = world.lease()
 
         async def dropped(request: PreparedRequest, again: Callable[[], Awaitable[None]]) -> Response:
-            lease._reader.feed_eof()
+            lease.channel._reader.feed_eof()
             await asyncio.sleep(0.1)
             await again()
             return answer(200)

@@ -34,7 +34,8 @@ from router.registry import missing_extras
 from router_rest.batch import form_of
 from router_rest.delivery.batcher import CallSize
 from router_rest.logins.auth import Auth
-from router_rest.logins.credentials import Credentials, TaskLogin, make_login
+from router_rest.logins.credentials import Credentials, make_login
+from router_rest.logins.task_login import TaskLogin
 from router_rest.templates import body_of
 from router_sinks import Rest
 from tests.rest.tasks import Tasks, rows, tasks

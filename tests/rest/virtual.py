@@ -9,9 +9,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from router_rest.channel.client import DriverChannel, TaskEnded
+from router_rest.channel.server import TaskSession, serve_task
 from router_rest.limits.coordinator import Coordinator
-from router_rest.limits.lease_client import HeldToken, LeaseClient, LeaseEnded
-from router_rest.limits.lease_server import AdmittedSink, LimitSessions, TaskSession
+from router_rest.limits.lease_client import HeldToken, LeaseClient
+from router_rest.limits.lease_server import LimitSessions
 from router_rest.limits.timers import cancel_tasks
 
 if TYPE_CHECKING:
@@ -175,11 +177,10 @@ class World:
         theirs: Any = Cable(here, self._delay)
         ours: Any = Cable(there, self._delay)
         session = TaskSession(number, sink, theirs)
-        serving = asyncio.ensure_future(self.sessions.serve_task(session, AdmittedSink("limit", None, None), there))
+        serving = asyncio.ensure_future(serve_task(session, [self.sessions], there))
         windows = self.coordinator.windows
-        lease = LeaseClient(here, ours, sized=windows.limits_rows, keyed=windows.keyed)
-        lease.start_exchange(self.loop.time())
-        return lease, serving
+        welcome = {"sized": windows.limits_rows, "keyed": windows.keyed, "now": self.loop.time()}
+        return LeaseClient(DriverChannel(here, ours, welcome)), serving
 
     async def post(
         self,
@@ -219,7 +220,7 @@ class World:
         ends = await asyncio.gather(*(work() for _ in range(in_flight)), return_exceptions=True)
         await lease.close()
         for end in ends:
-            if end is not None and not isinstance(end, LeaseEnded):
+            if end is not None and not isinstance(end, TaskEnded):
                 raise end
         return taken
 

@@ -29,9 +29,10 @@ from router_rest.answers.classifier import (
     row_action,
     row_reason,
 )
+from router_rest.channel.client import TaskEnded
 from router_rest.delivery.receipts import PART_PAUSE_SECONDS, Settled
 from router_rest.http_client.response import InDoubt, Unsent
-from router_rest.limits.lease_client import HeldToken, LeaseEnded
+from router_rest.limits.lease_client import HeldToken
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from router_rest.delivery.batcher import Call
     from router_rest.http_client.client import HttpClient
     from router_rest.limits.lease_client import LeaseClient
-    from router_rest.logins.credentials import TaskLogin
+    from router_rest.logins.task_login import TaskLogin
     from router_rest.templates import Body
 
 
@@ -148,7 +149,7 @@ class Ending(Exception):  # noqa: N818 - it says what happens
 class Retries:
     """The attempts of calls. `ending` ends all waits.
 
-    `allowed` takes a token of the retry budget, if there is one; it raises LeaseEnded when none will come any more.
+    `allowed` takes a token of the retry budget, if there is one; it raises TaskEnded when none will come any more.
     """
 
     policy: Policy
@@ -158,7 +159,7 @@ class Retries:
     async def until_classified(self, attempt: Callable[[], Awaitable[Attempt]]) -> Attempt:
         """Make attempts until one is not to be repeated, or as often and as long as the policy says.
 
-        Raises Ending or LeaseEnded.
+        Raises Ending or TaskEnded.
         """
         until = self.deadline()
         made = await attempt()
@@ -192,7 +193,7 @@ class Retries:
     async def wait_for_budget(self, until: float) -> bool:
         """Wait for a token of the retry budget, which keeps retries from making an overload worse.
 
-        False: there was none until then. Raises Ending or LeaseEnded.
+        False: there was none until then. Raises Ending or TaskEnded.
         """
         while not self.allowed():
             seconds_left = until - asyncio.get_running_loop().time()
@@ -309,7 +310,7 @@ class Delivery:
         key = call.call_id(body, self.owner)
         try:
             attempt = await self._retries.until_classified(lambda: self._attempt_call(call, body, key))
-        except (LeaseEnded, Ending) as error:
+        except (TaskEnded, Ending) as error:
             self.why = self.why or str(error)
             self.stop_sending()
             raise _Undelivered(call) from None
@@ -379,7 +380,7 @@ class Delivery:
             saw["timeout"] = error.timeout
             # A row may be what ends a connection; an API that says nothing says nothing of the row.
             attempt = Attempt(Action.LATER if error.unreadable else Action.AGAIN, error.what, came=not error.timeout)
-        except LeaseEnded:
+        except TaskEnded:
             if token.resent:  # the first of the two times that the client would have sent it
                 call.doubtful = frozenset(call.offsets)
             raise
@@ -485,7 +486,7 @@ class Delivery:
             await self._retries.sleep(pause + self._retries.backoff(call.attempts))
             if await self._retries.wait_for_budget(self._retries.deadline()):
                 return (call,)
-        except (Ending, LeaseEnded):
+        except (Ending, TaskEnded):
             pass
         raise _Undelivered(call)
 

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from router import StartError, keep_archives
+from router_rest.channel.client import TaskEnded
 from router_rest.delivery.batcher import Batcher, Call, CallQueue, RowReader
 from router_rest.delivery.call import Delivery, RequestBuilder
 from router_rest.delivery.receipts import (
@@ -34,9 +35,9 @@ from router_rest.delivery.receipts import (
     ranges_of,
 )
 from router_rest.http_client.client import HttpClient
-from router_rest.limits.lease_client import LeaseClient, LeaseEnded
+from router_rest.limits.lease_client import LeaseClient
 from router_rest.limits.timers import run_with_precise_timers
-from router_rest.logins.credentials import TaskLogin
+from router_rest.logins.task_login import CredentialsClient, TaskLogin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,10 +46,10 @@ if TYPE_CHECKING:
 
     from router import Encoding, Parts
     from router_rest.answers.classifier import Policy
+    from router_rest.channel.protocol import ServerAddress
     from router_rest.delivery.batcher import CallSize
     from router_rest.delivery.call import RequestForm
     from router_rest.delivery.receipts import Owner, Place, Range, Responses
-    from router_rest.limits.messages import ServerAddress
 
 REPORT_DDL = f"kind string, rows bigint, text string, why string, answered boolean, receipt struct<{RECEIPT_DDL}>"
 """What tasks return: how many rows got a receipt (`delivered`, `parked`), had one (`known`), were `refused`, or are
@@ -401,7 +402,7 @@ class TaskWorker:
         client = None
         try:
             lease = await LeaseClient.open(self.job.address, self.job.owner.name)
-            login = TaskLogin(lease, self.job.authorise)
+            login = TaskLogin(CredentialsClient(lease.channel), self.job.authorise)
             await login.open()
             client = HttpClient(**self.job.client, proxies=login.proxies)
             self._delivery = Delivery(
@@ -420,7 +421,7 @@ class TaskWorker:
                 await self._deliver_batches(batches)
             finally:
                 cutting.cancel()
-        except (LeaseEnded, LookupError, StartError) as error:  # before anything was sent
+        except (TaskEnded, LookupError, StartError) as error:  # before anything was sent
             self._stop_sending("wrong" if isinstance(error, StartError) else "away", str(error))
             await self._feed_batches(batches)
         finally:

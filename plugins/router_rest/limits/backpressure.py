@@ -12,24 +12,24 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import ceil, floor, inf
 
-BUCKETS_PER_SECOND = 10
-"""Of a second."""
+from router_rest.limits.sliding_window import USED_LIMIT_SHARE
 
 
 class Meter:
-    """A count of events of the last second."""
+    """A count of events of the last second, which is divided into `buckets`."""
 
-    def __init__(self) -> None:
+    def __init__(self, buckets: int = 10) -> None:
+        self._per_second = buckets
         self._buckets: deque[tuple[int, int]] = deque()
 
     def add(self, now: float, many: int) -> None:
         """Count `many` events now."""
         if many:
-            self._buckets.append((floor(now * BUCKETS_PER_SECOND), many))
+            self._buckets.append((floor(now * self._per_second), many))
 
     def count(self, now: float) -> int:
         """Return the events of the last second."""
-        oldest = floor(now * BUCKETS_PER_SECOND) - BUCKETS_PER_SECOND
+        oldest = floor(now * self._per_second) - self._per_second
         while self._buckets and self._buckets[0][0] < oldest:
             self._buckets.popleft()
         return sum(many for _, many in self._buckets)
@@ -40,27 +40,25 @@ class Meter:
 
 
 TOLERATED_REFUSED_SHARE = 0.05
-"""The part of the calls that may be refused before the pace is lowered."""
-PACE_PERIOD_SECONDS, TRY_PERIOD_SECONDS = 5.0, 1.0
-"""Seconds for which answers are counted: before another pace is tried, and while it is."""
-MAX_PERIOD_SECONDS = 30.0
-"""The same where the next try is not due yet."""
-MIN_PACE_ANSWERS, MIN_TRY_ANSWERS = 300, 60
-"""Answers that are counted in that time at least: a share of fewer says little, so that it lasts longer."""
-SETTLING_SECONDS = 1.0
-"""Seconds after a change in which answers do not count: calls of the pace before, and what they left of a window."""
+"""The part of the calls that may be refused before the pace is lowered: some APIs refuse a few at random."""
+MIN_ANSWERS = 5
+"""Answers of a time that say something: fewer may be those of one call, or by chance."""
+PACE_PERIOD_SECONDS = 5.0
+"""Seconds for which answers are counted before another pace is tried: a fifth of it while one is, and after a change
+for as long no answer counts, for calls of the pace before are under way, and have left something in a window."""
+PACE_PERIOD_ANSWERS = 300
+"""Answers that are counted in that time at least, or it lasts longer: a share of 60 shows what differs by a tenth."""
+TRY_PERIOD_SHARE = 0.2
+"""The part of both that is enough for a try: windows of a second are its own then."""
 TRY_STEP_FACTOR = 0.9
 """The pace of a try, as a part of the pace before, at most."""
-ACCEPTED_HEADROOM_FACTOR = 1.04
-"""The same, as a multiple of the accepted calls: a limit that is lower than stated is about as high as these."""
-UNCHANGED_ACCEPTED_SHARE = 0.96
-"""Accepted calls that fell by less than this did not fall with the pace."""
-FIRST_TRY_WAIT_SECONDS, MAX_TRY_WAIT_SECONDS = 30.0, 160.0
-"""Seconds before the next try: twice as long each time one fails."""
-TRY_WAIT_AFTER_PAUSE_SECONDS = 10.0
-"""Seconds before the former pace is tried after all had to pause."""
+ACCEPTED_MARGIN = 0.04
+"""The pace of a try is higher than the accepted calls by this part, for a limit that is lower than stated is about as
+high as these; accepted calls that fell by less than it did not fall with the pace."""
+FIRST_TRY_WAIT_SECONDS = 30.0
+"""Seconds before the next try, at first: a try that fails costs two to three seconds at half of the accepted calls."""
 MIN_PACE_FACTOR = 0.01
-"""The part of the stated limit that is used at least."""
+"""The part of the stated limit that is used at least, so that something shows when the API takes more again."""
 
 
 class StatedPace:
@@ -114,27 +112,34 @@ class StatedPace:
         self._before = self._began = None
         self._ok = self._refused = 0
 
-    def lower_pace(self, now: float) -> None:
-        """Lower the pace without a try: so many calls were refused that all had to pause."""
+    def lower_pace(self, now: float, wait_seconds: float = 10.0) -> None:
+        """Lower the pace without a try, until some seconds later: so many calls were refused that all had to pause."""
         self.restart_count()
         self.factor = max(MIN_PACE_FACTOR, self.factor * TRY_STEP_FACTOR)
-        self._next_try = now + TRY_WAIT_AFTER_PAUSE_SECONDS
+        self._next_try = now + wait_seconds
 
     def _is_period_over(self, now: float, answers: int) -> bool:
         """Return whether enough answers are counted to say something of the pace."""
         assert self._began is not None
         if self._before is None:
-            return now >= max(self._began + PACE_PERIOD_SECONDS, self._next_try) and answers >= MIN_PACE_ANSWERS
+            return now >= max(self._began + PACE_PERIOD_SECONDS, self._next_try) and answers >= PACE_PERIOD_ANSWERS
         # the farther a try is from the former pace, the fewer answers show a difference
         lower, higher = sorted((self.factor, self._former))
-        fewest = MIN_PACE_ANSWERS * min(1.0, ((1 - TRY_STEP_FACTOR) / (1 - lower / higher)) ** 2)
-        return now >= self._began + TRY_PERIOD_SECONDS and answers >= max(MIN_TRY_ANSWERS, fewest)
+        share = max(TRY_PERIOD_SHARE, min(1.0, ((1 - TRY_STEP_FACTOR) / (1 - lower / higher)) ** 2))
+        seconds = TRY_PERIOD_SHARE * PACE_PERIOD_SECONDS
+        return now >= self._began + seconds and answers >= share * PACE_PERIOD_ANSWERS
 
-    def _end_try(self, now: float, accepted: float, before: float, *, crowded: bool) -> bool:
-        """End a try: return whether its pace stays; else the former one comes back."""
+    def _end_try(
+        self, now: float, accepted: float, before: float, *, crowded: bool, longest_wait: float = 160.0
+    ) -> bool:
+        """End a try: return whether its pace stays; else the former one comes back.
+
+        The next try waits twice as long each time one fails, up to `longest_wait` seconds: a limit may have changed.
+        """
         self._before = None
         lower = self.factor < self._former
-        enough = UNCHANGED_ACCEPTED_SHARE * before if lower else before / UNCHANGED_ACCEPTED_SHARE
+        unchanged = 1 - ACCEPTED_MARGIN
+        enough = unchanged * before if lower else before / unchanged
         if accepted >= enough or not (lower or crowded):
             self._lower_in_vain = False
             self._wait = FIRST_TRY_WAIT_SECONDS
@@ -146,20 +151,20 @@ class StatedPace:
             self._try_again(now)  # a higher pace: this one may have stayed by chance
         else:
             self._try_again(now + self._wait)
-            self._wait = min(MAX_TRY_WAIT_SECONDS, 2 * self._wait)
+            self._wait = min(longest_wait, 2 * self._wait)
         return False
 
     def _try_again(self, when: float) -> None:
         """Set when the next try begins; only the last answers before it count, for a limit may change until then."""
         self._next_try = when
-        self._began = max(self._began or when, when - MAX_PERIOD_SECONDS)
+        self._began = max(self._began or when, when - FIRST_TRY_WAIT_SECONDS)
 
     def _begin_try(self, now: float, before: float, refused_share: float) -> None:
         """Begin to try another pace, where it is time for that."""
         crowded = refused_share > TOLERATED_REFUSED_SHARE
         if now < self._next_try or not (crowded or self.factor < 1):
             return
-        step = min(TRY_STEP_FACTOR, ACCEPTED_HEADROOM_FACTOR * (1 - refused_share))
+        step = min(TRY_STEP_FACTOR, (1 + ACCEPTED_MARGIN) * (1 - refused_share))
         if crowded and not (self._lower_in_vain and self.factor < 1):
             factor = max(MIN_PACE_FACTOR, self.factor * step)
         else:
@@ -172,19 +177,13 @@ class StatedPace:
 
     def _set_factor(self, now: float, factor: float) -> None:
         self.factor = factor
-        self._began = now + SETTLING_SECONDS
+        self._began = now + TRY_PERIOD_SHARE * PACE_PERIOD_SECONDS
 
 
-CUBIC_BETA = 0.7
-"""The part of the rate that is left when calls are refused."""
-CUBIC_C = 0.4
-"""How fast the rate grows: calls per second, per cube of a second."""
-CUT_PAUSE_SECONDS = 1.0
-"""Seconds after a cut in which refusals do not count: these calls were in flight already."""
-FORGOTTEN_CUT_FACTOR = 10
-"""The rate, as a multiple of the one at the last cut, at which that is forgotten."""
+CUT_FACTOR = 0.7
+"""The part that is left of a rate when calls are refused (`beta` of CUBIC), of the calls in flight after timeouts."""
 MIN_CALLS_PER_SECOND = 0.1
-"""Calls per second."""
+"""Calls per second that a rate allows at least: one in ten seconds shows whether the API takes calls."""
 
 
 class AdaptiveRate:
@@ -201,43 +200,38 @@ class AdaptiveRate:
         self._sent = Meter()
         self._refused = Meter()
 
-    def on_result(self, now: float, *, sent: int, refused: int) -> None:
-        """Count calls and refusals; cut the rate when too many of the last second were refused."""
+    def on_result(self, now: float, *, sent: int, refused: int, cut_pause: float = 1.0) -> None:
+        """Count calls and refusals; cut the rate when too many of the last second were refused.
+
+        For `cut_pause` seconds after a cut refusals do not count: these calls were in flight already.
+        """
         self._sent.add(now, sent)
         self._refused.add(now, refused)
         sent_lately = self._sent.count(now)
         if (
             not refused
-            or now < self._cut + CUT_PAUSE_SECONDS
+            or now < self._cut + cut_pause
             or self._refused.count(now) <= TOLERATED_REFUSED_SHARE * sent_lately
         ):
             return
         self._highest = max(MIN_CALLS_PER_SECOND, min(sent_lately, self.current_limit(now) or inf))
         self._cut = now
 
-    def current_limit(self, now: float) -> float | None:
-        """Return the calls per second at most; None: any number."""
-        plateau: float = (self._highest * (1 - CUBIC_BETA) / CUBIC_C) ** (1 / 3)
-        rate = self._highest + CUBIC_C * (now - self._cut - plateau) ** 3
-        if rate >= FORGOTTEN_CUT_FACTOR * self._highest:
+    def current_limit(self, now: float, growth: float = 0.4, forgotten: float = 10) -> float | None:
+        """Return the calls per second at most; None: any number.
+
+        `growth`: calls per second, per cube of a second (`C` of CUBIC). A cut is `forgotten` at so many times its rate.
+        """
+        plateau: float = (self._highest * (1 - CUT_FACTOR) / growth) ** (1 / 3)
+        rate = self._highest + growth * (now - self._cut - plateau) ** 3
+        if rate >= forgotten * self._highest:
             return None
         return max(MIN_CALLS_PER_SECOND, rate)
 
 
-MIN_ANSWERS = 5
-"""Answers of a time that say something: fewer may be those of one call, or by chance."""
-EXHAUSTED_AFTER_SECONDS = 2.0
-"""Seconds without an accepted call, and with several refused ones, after which a window counts as used up."""
-USED_LIMIT_SHARE = 0.98
-"""The part of a limit that is used, so that a call that is late exceeds no window."""
-MAX_IDLE_SHARE = 0.1
-"""The part of a window that may have passed without any task: else the calls in it say nothing of its limit."""
-RAISED_PACE_FACTOR = 1.1
-"""The pace of a try, as a multiple of the pace before."""
-REFUSED_BY_CHANCE_SHARE = 0.02
-"""The part of the calls of a try that may be refused."""
-FIRST_TRY_WINDOWS, MAX_TRY_WINDOWS = 2, 32
-"""Windows before a higher pace is tried, twice as many each time one was too high; and the windows of a try."""
+FIRST_TRY_WINDOWS = 2
+"""Windows before a higher pace is tried, twice as many each time one was too high; and the windows of a try: one may
+have been an outage, or had begun before."""
 
 
 class WindowPace:
@@ -273,12 +267,15 @@ class WindowPace:
         self._answers = 0
         self._refusals = 0
 
-    def on_result(self, now: float, *, ok: int, refused: int) -> None:
-        """Count the answers to calls; learn from a window that is used up, and try more after some that were not."""
+    def on_result(self, now: float, *, ok: int, refused: int, used_up_after: float = 2.0) -> None:
+        """Count the answers to calls; learn from a window that is used up, and try more after some that were not.
+
+        A window counts as used up after so many seconds without an accepted call, and with several refused ones.
+        """
         self._answers += ok + refused
         self._refusals += refused
         if ok:
-            if self._refused >= MIN_ANSWERS and now - self._taken >= EXHAUSTED_AFTER_SECONDS:
+            if self._refused >= MIN_ANSWERS and now - self._taken >= used_up_after:
                 self._begin_window(now)
             self._accepted += ok
             self._taken = now
@@ -300,7 +297,8 @@ class WindowPace:
 
     def _begin_window(self, now: float) -> None:
         """Begin a window: the one before was used up."""
-        if self._opened is not None and self._idle <= MAX_IDLE_SHARE * (now - self._opened):
+        # If more than a tenth of it passed without any task, the calls in it say nothing of its limit.
+        if self._opened is not None and self._idle <= 0.1 * (now - self._opened):
             spread = self.rate is not None and self._former is None
             if spread and self._lowered:
                 self._forget_window()
@@ -319,10 +317,10 @@ class WindowPace:
         self._spans = FIRST_TRY_WINDOWS
         self._next = inf
 
-    def _schedule_try(self, now: float) -> None:
+    def _schedule_try(self, now: float, most_windows: int = 32) -> None:
         """Leave the pace as it is for some windows, for longer after a try in vain."""
         if self._former is not None:
-            self._spans = min(MAX_TRY_WINDOWS, 2 * self._spans)
+            self._spans = min(most_windows, 2 * self._spans)
         self._former = None
         self._next = now + self._spans * self._span
 
@@ -332,9 +330,9 @@ class WindowPace:
         if self._former is None:
             assert self.rate is not None
             self._former = self.rate
-            self.rate *= RAISED_PACE_FACTOR
+            self.rate *= 2 - TRY_STEP_FACTOR
             self._next = now + FIRST_TRY_WINDOWS * self._span
-        elif self._refusals > REFUSED_BY_CHANCE_SHARE * self._answers:
+        elif self._refusals > 0.02 * self._answers:  # more than some APIs refuse at random
             self.rate = self._former
             self._schedule_try(now)
         else:
@@ -359,15 +357,6 @@ class SharedPause:
         self._answers.clear()
         self._asking.clear()
         return True
-
-
-DEMAND_HELD_SECONDS = 1.0
-"""Seconds for which a task's highest demand counts."""
-CONCURRENCY_CUT_FACTOR = 0.7
-"""The part of the limit that is left after timeouts; it is cut at most once a second."""
-MIN_CONCURRENCY_SHARE = 0.1
-CONCURRENCY_GROWTH_FACTOR = 2.0
-"""The factor of growth after each second without a timeout."""
 
 
 @dataclass
@@ -414,26 +403,31 @@ class ConcurrencyLimit:
         """Stop counting a task: others may have its share."""
         self._shares.pop(who, None)
 
-    def note_demand(self, now: float, who: str, *, number: int, in_flight: int, demand: int) -> None:
-        """Note how many calls a task has and wants in flight, and the number of the last message it has read."""
+    def note_demand(
+        self, now: float, who: str, *, number: int, in_flight: int, demand: int, held_seconds: float = 1.0
+    ) -> None:
+        """Note how many calls a task has and wants in flight, and the number of the last message it has read.
+
+        Its highest demand counts for `held_seconds`.
+        """
         share = self._shares[who]
         share.in_flight = in_flight
         share.demand = demand
         while share.unread and share.unread[0][0] < number:
             share.unread.popleft()
-        if demand >= share.peak or now - share.peaked > DEMAND_HELD_SECONDS:
+        if demand >= share.peak or now - share.peaked > held_seconds:
             share.peak = demand
             share.peaked = now
 
     def adapt_limit(self, now: float, many: int, good: int) -> None:
-        """Lower the limit after calls that timed out, and raise it again after a second without."""
+        """Lower the limit after calls that timed out, to a tenth at least; double it after each second without."""
         if many:
             self._late = now
         if many and now - self._moved >= 1:
-            self.part = max(MIN_CONCURRENCY_SHARE, self.part * CONCURRENCY_CUT_FACTOR)
+            self.part = max(0.1, self.part * CUT_FACTOR)
             self._moved = now
         elif good and self.part < 1 and now - max(self._moved, self._late) >= 1:
-            self.part = min(1.0, self.part * CONCURRENCY_GROWTH_FACTOR)
+            self.part = min(1.0, self.part * 2)
             self._moved = now
 
     def restore_limit(self) -> None:
@@ -480,15 +474,11 @@ class ConcurrencyLimit:
 
 
 MIN_FAILURES_TO_OPEN = 10
-"""Calls in a row that failed, of all tasks together."""
-NO_SUCCESS_SECONDS = 1.0
-"""Seconds without any success: a few failures in a row alone mean little at a thousand calls per second."""
+"""Calls in a row that failed, of all tasks together, after which a circuit opens."""
 PROBE_PAUSE = 1.0
-"""Seconds from probe to probe."""
+"""Seconds from probe to probe: how long an API that works again is not noticed."""
 RAMP_SECONDS = 2.0
-"""Seconds from the first success to the full pace."""
-RAMP_START_SHARE = 0.1
-"""The part of the full pace at the start of the ramp."""
+"""Seconds from the first success to the full pace: all calls at once could end what has just begun to work."""
 
 
 class CircuitBreaker:
@@ -505,8 +495,11 @@ class CircuitBreaker:
         self._probed = -inf
         self._closed = -inf
 
-    def on_result(self, now: float, good: int, bad: int) -> bool:
-        """Count successes and failures; return whether these opened the circuit."""
+    def on_result(self, now: float, good: int, bad: int, silent_seconds: float = 1.0) -> bool:
+        """Count successes and failures; return whether these opened the circuit.
+
+        It opens after `silent_seconds` without a success: failures in a row mean little at a thousand calls a second.
+        """
         if good:
             self._row = 0
             self._good = now
@@ -515,12 +508,7 @@ class CircuitBreaker:
                 self._closed = now
             return False
         self._row += bad
-        if (
-            not bad
-            or self.since is not None
-            or self._row < MIN_FAILURES_TO_OPEN
-            or now - self._good < NO_SUCCESS_SECONDS
-        ):
+        if not bad or self.since is not None or self._row < MIN_FAILURES_TO_OPEN or now - self._good < silent_seconds:
             return False
         # the calls that failed count as a probe: the next one is due after a pause
         self.since = self._probed = now
@@ -538,22 +526,19 @@ class CircuitBreaker:
         """Let the pace rise along the ramp when a pause ends."""
         self._closed = max(self._closed, pause_end)
 
-    def pace_factor(self, now: float) -> float:
-        """Return the part of the full pace that is allowed."""
-        return min(1.0, RAMP_START_SHARE + (1 - RAMP_START_SHARE) * max(0.0, now - self._closed) / RAMP_SECONDS)
-
-
-BUDGET_SECONDS = 10
-"""Seconds for which a call counts."""
+    def pace_factor(self, now: float, start: float = 0.1) -> float:
+        """Return the part of the full pace that is allowed; `start` at the beginning of the ramp."""
+        return min(1.0, start + (1 - start) * max(0.0, now - self._closed) / RAMP_SECONDS)
 
 
 class RetryBudget:
-    """A bound on retries: a share of the calls of the last seconds, and so many per second in any case.
+    """A bound on retries: a share of the calls of the last `seconds`, and so many per second in any case.
 
     As in Finagle, where the share is 20 % and the floor is 10 per second.
     """
 
-    def __init__(self, share: float, floor_: float) -> None:
+    def __init__(self, share: float, floor_: float, seconds: int = 10) -> None:
+        self._length = seconds
         self._share = share
         self._floor = floor_
         self._seconds: deque[tuple[int, float, int]] = deque()
@@ -568,14 +553,14 @@ class RetryBudget:
         self._add_counts(now, 0, 0)
         calls = sum(calls for _, calls, _ in self._seconds)
         taken = sum(taken for _, _, taken in self._seconds)
-        rest = floor(self._floor * BUDGET_SECONDS + self._share * calls - taken)
+        rest = floor(self._floor * self._length + self._share * calls - taken)
         retries = max(0, min(most, ceil(rest / among)))
         self._add_counts(now, 0, retries)
         return retries
 
     def _add_counts(self, now: float, calls: int, taken: int) -> None:
         second = floor(now)
-        while self._seconds and self._seconds[0][0] <= second - BUDGET_SECONDS:
+        while self._seconds and self._seconds[0][0] <= second - self._length:
             self._seconds.popleft()
         if not self._seconds or self._seconds[-1][0] != second:
             self._seconds.append((second, 0, 0))

@@ -23,7 +23,7 @@ from router_rest.limits.backpressure import (
     StatedPace,
     WindowPace,
 )
-from router_rest.limits.messages import Grant, Outlook, Want
+from router_rest.limits.messages import MIN_MESSAGE_GAP_SECONDS, Grant, Outlook, Want
 from router_rest.limits.sliding_window import KeyedWindows, SlidingWindows
 
 if TYPE_CHECKING:
@@ -33,31 +33,11 @@ if TYPE_CHECKING:
     from router_rest.limits.sliding_window import Run
 
 AHEAD_SECONDS = 0.1
-"""Seconds by which tokens are given out ahead; the tokens of a task that dies are lost."""
-MIN_TURN_TOKENS = 16
-"""Tokens that a task gets before it is the turn of the next one; more when the limit is high."""
+"""Seconds by which tokens are given out ahead: a message for many calls. The tokens of a task that dies are lost."""
 MAX_TOKEN_WAIT_SECONDS = 2.0
-"""Seconds that a task waits for a token before it is sent away."""
-WORTH_WAITING_SECONDS = 3.0
-"""Seconds: a task is not sent away while the next token is no further off than this."""
-MAX_USED_UP_SECONDS = 30.0
-"""Seconds after which other keys are looked for, where those that were asked for have used up their limits."""
-MAX_SHIFT_STEPS = 0.25
-"""The part of a step by which calls are later, at most, after one was refused.
-
-Two clients with the same pace keep their distance: where an API wants calls apart, all calls of one would come too soon
-after those of the other, for as long as both send. The one that is refused moves away.
-"""
-PAUSE_JITTER_SHARE = 0.1
-"""The part of a pause that is added at random: else drivers that were paused together would resume together."""
+"""Seconds that a task waits for a token before it is sent away: others need its core."""
 MAX_RETRY_CREDIT = 16
-"""Unused retries that a task may have at a time."""
-MIN_RESET_SECONDS = 2.0
-"""Seconds: RateLimit headers about a shorter time are those of a bucket that is refilled all the time; ignore them."""
-KEYS_REFUSED_SECONDS = 2.0
-"""Seconds within which so many keys are refused that the cause is not theirs."""
-CAP_PAUSE_SECONDS = 0.01
-"""Seconds between two adjustments of the tasks' calls in flight."""
+"""Unused retries that a task may have at a time: few enough that others also get some of a small budget."""
 
 
 class Coordinator:
@@ -196,7 +176,7 @@ class Coordinator:
         if wanting is not None:
             times.append(self._opens_at(now, *(self._tasks if self.windows.keyed else [wanting])))
         if self._unsettled or self._circuit.pace_factor(now) < 1:
-            times.append(self._settled + CAP_PAUSE_SECONDS)
+            times.append(self._settled + MIN_MESSAGE_GAP_SECONDS)
         return min(times, default=None) if self._tasks else None
 
     def outlook(self) -> Outlook:
@@ -220,38 +200,42 @@ class Coordinator:
         elif self._circuit.since is None and self._circuit.pace_factor(now) == 1 and now >= self._shut_until(now):
             self._stated_pace.on_result(now, ok=report.ok, refused=refused)
             if refused:
-                self.windows.shift_pace(MAX_SHIFT_STEPS * self._chance())
+                # Two clients with the same pace keep their distance: if an API wants calls apart, all calls of one
+                # would come too soon after those of the other. The one that is refused moves away.
+                self.windows.shift_pace(0.25 * self._chance())
         else:
             self._stated_pace.restart_count()
         self._concurrency.adapt_limit(now, report.timeouts, report.ok)
         if was_out and self._circuit.since is None:
             self._concurrency.restore_limit()
 
-    def _of_many_keys(self, now: float, report: TaskReport) -> bool:
-        """Return whether refusals say something of the pace of all: not where only a few keys are refused."""
+    def _of_many_keys(self, now: float, report: TaskReport, seconds: float = 2.0) -> bool:
+        """Return whether refusals say something of the pace of all: so many keys were refused in the last seconds."""
         if not self.windows.keyed:
             return True
-        lately = {key: at for key, at in self._refused_keys.items() if now - at < KEYS_REFUSED_SECONDS}
+        lately = {key: at for key, at in self._refused_keys.items() if now - at < seconds}
         lately.update(dict.fromkeys(report.refused_keys, now))
         self._refused_keys = dict(list(lately.items())[-MIN_ANSWERS:])
         return len(self._refused_keys) == MIN_ANSWERS
 
-    def _obey_headers(self, now: float, report: TaskReport) -> None:
+    def _obey_headers(self, now: float, report: TaskReport, shortest_reset: float = 2.0) -> None:
         """Do as the API's headers say: Retry-After pauses all tasks, RateLimit headers bound their calls for a time.
 
-        A Retry-After is its call's first: all pause when most answers of the last second have one.
+        A Retry-After is its call's first: all pause when most answers of the last second have one. RateLimit headers
+        about a shorter time than `shortest_reset` are those of a bucket that is refilled all the time.
         """
         answers = report.ok + report.throttled + report.failed
         if self._shared_pause.on_result(now, answers=answers, asking=report.asking) and report.pause:
             self._pause_all(now, min(report.pause, self.pace.longest_pause))
-        if report.remaining is not None and report.remaining[1] >= MIN_RESET_SECONDS:
+        if report.remaining is not None and report.remaining[1] >= shortest_reset:
             under_way = sum(task.granted - task.ended for task in self._tasks.values())
             self._remaining = max(0.0, report.remaining[0] - under_way)
             self._reset = now + min(report.remaining[1], self.pace.longest_pause)
 
     def _pause_all(self, now: float, seconds: float) -> None:
         """Send nothing for some seconds; begin again on a ramp, and at a lower pace."""
-        until = now + seconds * (1 + PAUSE_JITTER_SHARE * self._chance())
+        # Up to a tenth longer: else drivers that were paused together would resume together.
+        until = now + seconds * (1 + 0.1 * self._chance())
         if until <= self._paused:
             return
         self._hold = self._hold or now >= self._paused
@@ -268,7 +252,7 @@ class Coordinator:
                 self._draft_of(who).retries += retries
 
     def _allocate_caps(self, now: float) -> None:
-        if (self._unsettled or self._circuit.pace_factor(now) < 1) and now >= self._settled + CAP_PAUSE_SECONDS:
+        if (self._unsettled or self._circuit.pace_factor(now) < 1) and now >= self._settled + MIN_MESSAGE_GAP_SECONDS:
             self._settled = now
             self._unsettled = False
             for who, cap in self._concurrency.allocate_caps(self._circuit.pace_factor(now)).items():
@@ -332,7 +316,8 @@ class Coordinator:
         fast = min(filter(None, (rate, self.windows.rate)), default=inf)
         turn = inf
         if fast < inf:
-            turn = max(MIN_TURN_TOKENS, ceil(fast * AHEAD_SECONDS / 2 / wanting))
+            # Sixteen tokens at least: fewer are a message for a few calls.
+            turn = max(16, ceil(fast * AHEAD_SECONDS / 2 / wanting))
         # With one limit for all the first task without a token ends the round; with keys each may have another key.
         most_idle = len(self._turns) if keyed else 1
         while who is not None and idle < most_idle:
@@ -385,18 +370,21 @@ class Coordinator:
             return None
         return windows.allocate_run(now, until, calls=allowed.calls, **how)
 
-    def _send_away(self, now: float) -> None:
-        """Send away tasks that would wait for long: others need their cores."""
+    def _send_away(self, now: float, worth_waiting: float = 3.0, longest_used_up: float = 30.0) -> None:
+        """Send away tasks that would wait for longer than is `worth_waiting`, in seconds: others need their cores.
+
+        If the keys that tasks asked for have used up their limits, other keys are looked for after `longest_used_up`.
+        """
         circuit = self._circuit.since
         for who, task in self._tasks.items():
             waited = now - task.since >= MAX_TOKEN_WAIT_SECONDS
             out = circuit is not None and now - circuit >= MAX_TOKEN_WAIT_SECONDS and waited
             # one that wants no tokens now may have calls that wait for as long as the API has told them to
             opens = self._opens_at(now, who) if task.wants else self._shut_until(now)
-            far = waited and opens - now > WORTH_WAITING_SECONDS
+            far = waited and opens - now > worth_waiting
             if not task.away and (task.stopped or out or far):
                 if far and self.windows.keyed:
-                    opens = min(opens, now + MAX_USED_UP_SECONDS)
+                    opens = min(opens, now + longest_used_up)
                     self._used_up = opens if self._used_up <= now else min(opens, self._used_up)
                 draft = self._draft_of(who)
                 task.away = True

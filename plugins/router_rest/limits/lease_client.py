@@ -7,55 +7,30 @@ that the task holds, its calls in flight and what it has to report. Runs on exec
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter, deque
-from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import count, groupby
 from math import ceil, floor, inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
-from router import StartError
+from router_rest.channel.client import DriverChannel, Gone, TaskEnded
+from router_rest.channel.protocol import TICK_SECONDS, TICKS_PER_HEARTBEAT
 from router_rest.limits.backpressure import MIN_ANSWERS
-from router_rest.limits.messages import (
-    CONNECT_SECONDS,
-    TICK_SECONDS,
-    TICKS_PER_HEARTBEAT,
-    Grant,
-    TaskReport,
-    Want,
-    line_of,
-    task_tls,
-)
+from router_rest.limits.messages import MIN_MESSAGE_GAP_SECONDS, Grant, TaskReport, Want
 from router_rest.limits.sliding_window import LOOSE_LIFE_SECONDS, MAX_KEPT_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import NoReturn
 
-    from router_rest.limits.messages import ServerAddress
+    from router_rest.channel.protocol import ServerAddress
     from router_rest.limits.sliding_window import Run
 
-MIN_REPORT_GAP_SECONDS = 0.01
-"""Seconds between two messages at least."""
-MAX_SILENT_TICKS = 100
-"""Ticks without a message, after which the driver counts as gone; a blocked loop is one."""
-CLOCK_SAMPLES = 256
-"""Messages of which the fastest says how far the clocks are apart."""
-STRICT_STEP_SHARE, CATCH_UP_STEP_SHARE = 0.985, 0.6
-"""The part of the usual step between two calls of a task when the first went out late: at an API that refuses calls for
-coming early, and at others, where calls may make up for the time."""
-STRICT_SECONDS = 10.0
-"""Seconds for which an API counts as such after it has refused a call that came early."""
-STRICT_REFUSED_SHARE = 0.25
-"""The part of the early calls of late that such an API refuses at least: fewer are refused by chance."""
-EARLY_WEIGHT = 1 / 16
-"""The weight of the last early call in that part."""
-MIN_SPACED_STEP_SECONDS = 0.002
-"""Seconds between two calls: closer ones are not kept apart, for servers count milliseconds."""
-LONG_LIVED_TOKENS_FACTOR = 1.25
-"""Tokens to ask for ahead, as a multiple of those expected to be used, while tokens live long."""
+CATCH_UP_STEP_SHARE = 0.6
+"""The part of the usual step between two calls of a task when the first went out late: calls make up for the time."""
+STRICT_STEP_SHARE = 0.985
+"""The same at an API that refuses calls for coming early: nginx counts milliseconds."""
 
 
 class CallToken(NamedTuple):
@@ -75,50 +50,33 @@ class LeaseClient:
     than a token lives.
     """
 
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        *,
-        sized: bool,
-        keyed: bool = False,
-    ) -> None:
+    def __init__(self, channel: DriverChannel) -> None:
+        self.channel = channel
         self._loop = asyncio.get_running_loop()
-        self._reader = reader
-        self._writer = writer
-        self._sized = sized
-        self._keyed = keyed
+        self._sized: bool = channel.welcome["sized"]
+        """Rows are limited, so the driver needs to know how many a call has."""
+        self._keyed: bool = channel.welcome["keyed"]
+        """Each key has its own limit."""
         self._tokens = TaskTokens()
-        self._ended: LeaseEnded | None = None
+        self._ended: TaskEnded | None = None
         self.over = asyncio.Event()
         """Set when the lease ends: no token will come any more."""
         self.stopped = asyncio.Event()
         """Set when the sink stops."""
         self._waiting: deque[WaitingCall] = deque()
-        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._ahead: deque[float] = deque(maxlen=CLOCK_SAMPLES)
+        # The fastest of the last messages tells best how far the clocks are apart; 256 are those of half a minute.
+        self._ahead: deque[float] = deque([self._loop.time() - channel.welcome["now"]], maxlen=256)
         """By how much this machine's clock was ahead of the driver's, by each of the last messages."""
-        self._said = 0.0
-        self._saying: asyncio.TimerHandle | None = None
+        self._reported = 0.0
+        self._reporting: asyncio.TimerHandle | None = None
         self._waking: asyncio.TimerHandle | None = None
-        self._quiet = 0
-        self._tasks: list[asyncio.Future[None]] = []
+        self._task = asyncio.ensure_future(self._keep_reporting())
+        channel.listen(self)
 
     @classmethod
     async def open(cls, address: ServerAddress, sink: str) -> LeaseClient:
         """Connect to the driver as one of its tasks. Raises Gone."""
-        reached = await connect_to_driver(address, sink)
-        lease = cls(reached.reader, reached.writer, sized=reached.sized, keyed=reached.keyed)
-        lease.start_exchange(reached.now)
-        return lease
-
-    def start_exchange(self, now: float) -> None:
-        """Begin to read the driver's messages and to send reports.
-
-        `now` is the time by the driver's clock.
-        """
-        self._ahead.append(self._loop.time() - now)
-        self._tasks = [asyncio.ensure_future(self._read_messages()), asyncio.ensure_future(self._keep_reporting())]
+        return cls(await DriverChannel.open(address, sink))
 
     async def acquire(self, rows: int = 1, key: str = "") -> CallToken:
         """Wait until a call of so many rows may be sent, at once. Raises Leave or Gone."""
@@ -220,38 +178,11 @@ class LeaseClient:
             self._send_report_soon()
         return allowed
 
-    async def fetch_credentials(self, refused: str = "") -> Mapping[str, Any]:
-        """Return the sink's credentials from the driver; `refused` is the version that the API did not take.
-
-        Raises:
-            Gone: The driver is not reached.
-            LookupError: The driver has none; its log says why.
-            StartError: There will be none until a configuration is changed.
-        """
-        if isinstance(self._ended, Gone):
-            self._raise_ended()
-        number = len(self._asked) and max(self._asked) + 1
-        answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
-        self._asked[number] = answer
-        self._write_message({"credentials": number, "refused": refused})
-        try:
-            return await answer
-        finally:
-            del self._asked[number]
-
     async def close(self) -> None:
-        """Send the last report, and end the lease."""
-        if not isinstance(self._ended, Gone):
-            self._send_report()
-            with suppress(OSError):
-                await self._writer.drain()
-        self._end_lease(Gone("the lease is closed"))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._writer.close()
-        with suppress(OSError):
-            await self._writer.wait_closed()
+        """Send the last report, and close the connection."""
+        self._send_report()
+        self._task.cancel()
+        await self.channel.close()
 
     def _raise_ended(self) -> NoReturn:
         if isinstance(self._ended, Leave):
@@ -297,52 +228,41 @@ class LeaseClient:
 
     def _send_report_soon(self) -> None:
         """Send a report within milliseconds, together with what else happens until then."""
-        if self._saying is None and self._ended is None:
-            self._saying = self._loop.call_at(
-                max(self._loop.time(), self._said + MIN_REPORT_GAP_SECONDS), self._send_report
+        if self._reporting is None and self._ended is None:
+            self._reporting = self._loop.call_at(
+                max(self._loop.time(), self._reported + MIN_MESSAGE_GAP_SECONDS), self._send_report
             )
 
     def _send_report(self) -> None:
-        if self._saying is not None:
-            self._saying.cancel()
-            self._saying = None
-        self._said = self._loop.time()
+        if self._reporting is not None:
+            self._reporting.cancel()
+            self._reporting = None
+        self._reported = self._loop.time()
         named = self._sized or self._keyed
-        report = self._tokens.take_report(self._said, [(call.rows, call.key) for call in self._waiting], sized=named)
-        self._write_message({"report": report.to_message()})
-
-    def _write_message(self, message: Mapping[str, Any]) -> None:
-        if not self._writer.transport.is_closing():
-            self._writer.transport.write(line_of(message))
+        report = self._tokens.take_report(
+            self._reported, [(call.rows, call.key) for call in self._waiting], sized=named
+        )
+        self.channel.send_message({"report": report.to_message()})
 
     async def _keep_reporting(self) -> None:
-        """Send reports that are not urgent, and end the lease when the driver has been silent for too long."""
-        beats = 0
-        while self._quiet < MAX_SILENT_TICKS:
+        """Send reports that are not urgent."""
+        for tick in count(1):
             await asyncio.sleep(TICK_SECONDS)
-            beats += 1
-            self._quiet += 1
             now = self._loop.time()
             self._tokens.estimate_rate(now)
-            if now >= self._said + TICK_SECONDS / 2 and (self._tokens.has_report or beats % TICKS_PER_HEARTBEAT == 0):
+            is_due = self._tokens.has_report or tick % TICKS_PER_HEARTBEAT == 0
+            if is_due and now >= self._reported + TICK_SECONDS / 2:
                 self._send_report()
-        self._end_lease(Gone(f"the driver has been silent for {MAX_SILENT_TICKS * TICK_SECONDS:.0f} s"))
 
-    async def _read_messages(self) -> None:
-        """Read the driver's messages until it is gone."""
-        try:
-            while line := await self._reader.readline():
-                self._quiet = 0
-                message = json.loads(line)
-                self._ahead.append(self._loop.time() - message["now"])
-                if "grant" in message:
-                    self._accept_grant(Grant.from_message(message["grant"]))
-                if "credentials" in message:
-                    self._accept_credentials(message)
-        except (OSError, ValueError) as error:
-            self._end_lease(Gone(f"the driver is gone: {error}"))
-        else:
-            self._end_lease(Gone("the driver is gone"))
+    def on_message(self, message: Mapping[str, Any]) -> None:
+        """Take a message of the driver."""
+        self._ahead.append(self._loop.time() - message["now"])
+        if "grant" in message:
+            self._accept_grant(Grant.from_message(message["grant"]))
+
+    def on_gone(self, why: Gone) -> None:
+        """End the lease: the driver is gone."""
+        self._end_lease(why)
 
     def _accept_grant(self, grant: Grant) -> None:
         tokens = self._tokens
@@ -361,19 +281,8 @@ class LeaseClient:
         if tokens.low or (self._waiting and tokens.cap > cap):
             self._send_report_soon()
 
-    def _accept_credentials(self, message: Mapping[str, Any]) -> None:
-        answer = self._asked.get(message["credentials"])
-        if answer is None or answer.done():
-            return
-        if "wrong" in message:
-            answer.set_exception(StartError(message["wrong"]))
-        elif "failed" in message:
-            answer.set_exception(LookupError(f"the driver has no credentials: {message['failed']}"))
-        else:
-            answer.set_result(message["given"])
-
-    def _end_lease(self, why: LeaseEnded) -> None:
-        """End the lease, and every wait for a token with it; for credentials too when the driver is gone."""
+    def _end_lease(self, why: TaskEnded) -> None:
+        """End the lease, and every wait for a token with it."""
         if self._ended is None or isinstance(why, Gone):
             self._ended = why
         self.over.set()
@@ -382,15 +291,10 @@ class LeaseClient:
             if not call.waiter.done():
                 call.waiter.set_exception(why)
         self._waiting.clear()
-        # A task that is sent away may still need a login for its last calls: only without a driver there is none.
-        if isinstance(why, Gone):
-            for answer in self._asked.values():
-                if not answer.done():
-                    answer.set_exception(why)
-        for timer in (self._saying, self._waking):
+        for timer in (self._reporting, self._waking):
             if timer is not None:
                 timer.cancel()
-        self._saying = self._waking = None
+        self._reporting = self._waking = None
 
 
 class WaitingCall(NamedTuple):
@@ -486,14 +390,15 @@ class TaskTokens:
                 return token
         return None
 
-    def note_early(self, now: float, *, refused: bool) -> None:
+    def note_early(self, now: float, *, refused: bool, weight: float = 1 / 16, strict_seconds: float = 10.0) -> None:
         """Note how an early call ended, and let no call make up for time for a while if the API refuses such calls.
 
-        A single refusal says little: some APIs refuse a few calls at random, early or not.
+        A single refusal says little, for some APIs refuse a few calls at random, early or not. So it is a quarter of
+        the early calls, by a mean in which the last one has this `weight`.
         """
-        self._early_refused += EARLY_WEIGHT * (refused - self._early_refused)
-        if refused and self._early_refused >= STRICT_REFUSED_SHARE:
-            self._strict_until = now + STRICT_SECONDS
+        self._early_refused += weight * (refused - self._early_refused)
+        if refused and self._early_refused >= 0.25:
+            self._strict_until = now + strict_seconds
 
     def note_use(self, now: float, key: str) -> None:
         """Note that a token of a key is used now: the next call is kept apart from this one."""
@@ -510,7 +415,7 @@ class TaskTokens:
 
     def _opens_at(self, run: TokenRun) -> float:
         """Return the time of the next token of a run: calls stay apart when one goes out late."""
-        if run.step < MIN_SPACED_STEP_SECONDS:
+        if run.step < 0.002:  # servers count milliseconds
             return run.first
         last_use = self._last_use.get(run.key, 0.0)
         closest = STRICT_STEP_SHARE if last_use < self._strict_until else CATCH_UP_STEP_SHARE
@@ -614,9 +519,9 @@ class TaskTokens:
         """Return how many tokens will probably be used before they expire."""
         if self.in_flight == 0:
             return 0
-        return ceil(
-            self._rate * self._held_seconds * (LONG_LIVED_TOKENS_FACTOR if self._lives >= LOOSE_LIFE_SECONDS else 1)
-        )
+        # While tokens live long a quarter more is asked for: hardly any expires.
+        factor = 1.25 if self._lives >= LOOSE_LIFE_SECONDS else 1.0
+        return ceil(self._rate * self._held_seconds * factor)
 
     @property
     def _held_seconds(self) -> float:
@@ -649,19 +554,7 @@ class TaskTokens:
             self._runs = deque(run for run in self._runs if run.calls)
 
 
-MAX_DRIVER_LINE_BYTES = 1 << 20
-"""Bytes of a line."""
-
-
-MIN_NAMED_WAIT_SECONDS = 0.1
-"""Seconds of a wait that is named: a circuit that opens, or a key that is free again, while a task is sent away."""
-
-
-class LeaseEnded(Exception):  # noqa: N818 - the two below say what happened
-    """The end of a lease: no more calls may go out from this task."""
-
-
-class Leave(LeaseEnded):
+class Leave(TaskEnded):
     """The driver's order to end the task: nothing may be sent for `retry_after` seconds, or the sink stops."""
 
     def __init__(self, retry_after: float, *, stopped: bool = False) -> None:
@@ -672,56 +565,7 @@ class Leave(LeaseEnded):
     def __str__(self) -> str:
         if self.stopped:
             return "the sink stops"
-        if self.retry_after < MIN_NAMED_WAIT_SECONDS:
+        # A circuit has opened, or a key is free again, while the task was sent away.
+        if self.retry_after < 0.1:
             return "no call could go out for some seconds; the rest follows at once"
         return f"nothing may go out for {self.retry_after:.1f} s or more"
-
-
-class Gone(LeaseEnded):
-    """A driver that is not reached. What other tasks send is not known, so this one sends nothing."""
-
-
-@dataclass(frozen=True)
-class DriverConnection:
-    """A connection to the driver, on which both sides have proved who they are.
-
-    `now`: the time by the driver's clock. `sized`: rows are limited, so the driver needs to know how many a call has;
-    `keyed`: each key is.
-    """
-
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    now: float
-    sized: bool
-    keyed: bool
-
-
-async def connect_to_driver(address: ServerAddress, sink: str) -> DriverConnection:
-    """Return a connection to the driver. Raises Gone."""
-    try:
-        reader, writer = await asyncio.wait_for(
-            asyncio.open_connection(
-                address.host, address.port, limit=MAX_DRIVER_LINE_BYTES, ssl=task_tls(address.certificate)
-            ),
-            CONNECT_SECONDS,
-        )
-    except (OSError, asyncio.TimeoutError) as error:
-        raise Gone(f"the driver at {address.host}:{address.port} is not reached: {error}") from error
-    try:
-        return await asyncio.wait_for(_introduce_task(reader, writer, address, sink), CONNECT_SECONDS)
-    except BaseException as error:
-        writer.transport.abort()
-        if isinstance(error, (OSError, ValueError, KeyError, TypeError, asyncio.TimeoutError)):
-            raise Gone(f"{address.host}:{address.port} is not the driver of this task") from error
-        raise
-
-
-async def _introduce_task(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: ServerAddress, sink: str
-) -> DriverConnection:
-    """Return a connection once the driver has accepted the secret."""
-    writer.write(line_of({"secret": address.secret.hex(), "limit": address.name, "sink": sink}))
-    answer = json.loads(await reader.readline())
-    if "refused" in answer:
-        raise Gone(f"sink {sink}: {answer['refused']}")
-    return DriverConnection(reader, writer, answer["now"], answer["sized"], answer["keyed"])

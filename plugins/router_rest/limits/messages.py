@@ -1,38 +1,20 @@
-"""The messages between a task and the driver about calls, and the TLS that protects them.
-
-Reports of how calls went and grants of tokens are plain data, each message a line of JSON. The driver's server has a
-certificate of its own, made when it starts. A task trusts this certificate and no other, and proves by a secret that it
-is one of this driver; both travel inside the Spark job.
-"""
+"""The messages between a task and the driver about calls: reports of how calls went, and grants of tokens."""
 
 from __future__ import annotations
 
-import datetime
-import json
-import ssl
-import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from math import inf, isfinite
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.hashes import SHA256
-
-from router_rest.limits.sliding_window import RateLimit, Run
+from router_rest.limits.sliding_window import USED_LIMIT_SHARE, RateLimit, Run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-CONNECT_SECONDS = 10.0
-"""Seconds within which a task has to reach the driver, and prove that it is one of this driver."""
-TICK_SECONDS = 0.1
-"""Seconds between two reports of a task that are not urgent, and between two looks of the driver at all tasks."""
-TICKS_PER_HEARTBEAT = 10
-"""Ticks after which both sides send a message in any case: without one each would take the other for dead."""
+MIN_MESSAGE_GAP_SECONDS = 0.01
+"""Seconds between two reports of a task at least, and between two changes of the calls in flight that tasks may have:
+what happens meanwhile goes with the next message."""
 
 State = Literal["go", "probe", "hold", "leave", "stop"]
 
@@ -47,7 +29,7 @@ class Pace:
 
     limits: tuple[RateLimit, ...] = ()
     in_flight: int = 64
-    share: float = 0.98
+    share: float = USED_LIMIT_SHARE
     longest_pause: float = 300.0
     """Seconds: a longer Retry-After counts as this long."""
     retry_share: float = 0.2
@@ -122,18 +104,13 @@ class TaskReport:
         """Read a message; leave out times from the API's headers that are no finite numbers."""
         remaining = message.get("remaining")
         pause = message.get("pause")
-        numbers = {name: message[name] for name in INT_FIELDS if name in message}
-        return cls(
-            **numbers,
-            seconds=message.get("seconds", 0.0),
+        return replace(
+            cls(**message),
             pause=pause if pause is not None and _is_time(pause) else None,
             refused_keys=tuple(message.get("refused_keys", ())),
             remaining=(remaining[0], remaining[1]) if remaining and all(map(_is_time, remaining)) else None,
             wants=tuple(Want(max(1, rows), *more) for rows, *more in message.get("wants", ())),
         )
-
-
-INT_FIELDS = [name for name, one in TaskReport.__dataclass_fields__.items() if one.type == "int"]
 
 
 def _is_time(value: float) -> bool:
@@ -178,55 +155,3 @@ class Outlook:
     retry_after: float
     """Seconds until a call may be sent; 0: now."""
     tasks: int
-
-
-@dataclass(frozen=True)
-class ServerAddress:
-    """The address of the server of a limit; it is pickled to tasks. The secret is shown nowhere.
-
-    `certificate` is that of the server, as PEM.
-    """
-
-    host: str
-    port: int
-    name: str
-    certificate: str
-    secret: bytes = field(repr=False)
-
-
-def line_of(message: Mapping[str, Any]) -> bytes:
-    """Return a message as a line."""
-    return json.dumps(message).encode() + b"\n"
-
-
-def server_tls() -> tuple[ssl.SSLContext, str]:
-    """Return the TLS settings of a server with a new certificate, and the certificate as PEM."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "router leases")])
-    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-    # Tasks compare the certificate itself, so that its dates mean nothing: clocks of executors may be wrong.
-    builder = builder.not_valid_before(datetime.datetime(2000, 1, 1))  # noqa: DTZ001 - X.509 times are UTC
-    builder = builder.not_valid_after(datetime.datetime(2100, 1, 1))  # noqa: DTZ001
-    certificate = builder.sign(key, SHA256()).public_bytes(serialization.Encoding.PEM).decode()
-    key_text = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    ).decode()
-
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # OpenSSL reads a certificate from a file only.
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "server.pem"
-        path.touch(mode=0o600)
-        path.write_text(key_text + certificate)
-        context.load_cert_chain(path)
-    return context, certificate
-
-
-def task_tls(certificate: str) -> ssl.SSLContext:
-    """Return the TLS settings of a task: it talks to the server with this certificate and to no other."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # the certificate says who the server is, at whichever address it is reached
-    context.load_verify_locations(cadata=certificate)
-    return context

@@ -1,7 +1,7 @@
 """Several rate limits at once, each kept in every window of its length; or the same ones for each value of a key.
 
 Pure: the caller gives the time. Every token is for a moment, and tokens are given out in the order of time. Runs on the
-driver. The memory for keys (an account, a host) is bounded by `MAX_KEPT_KEYS` and `KEY_GROUPS`, however many there are.
+driver. The memory for keys (an account, a host) is bounded by `MAX_KEPT_KEYS`, however many there are.
 """
 
 from __future__ import annotations
@@ -16,27 +16,17 @@ from zlib import crc32
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+USED_LIMIT_SHARE = 0.98
+"""The part of a limit that is used: the rest, its slack, is for calls that arrive earlier or later than planned."""
 MAX_SHORT_LIMIT_SECONDS = 5.0
 """Seconds: calls under a limit of up to this length are spaced evenly, those under a longer one are only counted."""
 LOOSE_LIFE_SECONDS = 0.1
-"""Seconds that a token lives while less than half of every limit is used."""
-LOOSE_BURST_SHARE = 0.005
-"""The part of a limit whose tokens may live so long at a time: APIs take small bursts."""
-MAX_LIFE_SECONDS = 1.0
-"""Seconds that a token lives at most."""
-LIFE_WINDOW_SHARE = 0.005
-"""The part of a long limit's window that a token may live: so much longer does the window count it."""
-LATE_SLACK_SHARE = 0.75
-"""The part of a limit's slack by which a token may be used late; the rest is for lumps and for the network."""
-LUMP_SLACK_SHARE = 0.2
-"""The part of a limit's slack within which tokens count as one lump, of one moment: there are fewer to count."""
-MAX_ADDED_SECONDS = 0.25
-"""Seconds that a reduced pace adds between two calls at most: a tenth of 1 call per second would wait for ten."""
-
+"""Seconds that a token lives while less than half of every limit is used: APIs take small bursts."""
+LOOSE_SHARE = 0.005
+"""The part of a short limit whose tokens may live so long at a time; and of a long limit's window that a token may
+live, by which the window counts it longer."""
 MAX_KEPT_KEYS = 10_000
-"""Keys whose windows the driver keeps, those used last; and keys whose last call a task knows."""
-KEY_GROUPS = 1 << 14
-"""Groups of keys whose windows are not kept any more."""
+"""Keys whose windows the driver keeps, those used last: 16 MB with one limit. And keys whose last call a task knows."""
 
 
 @dataclass(frozen=True)
@@ -161,19 +151,22 @@ class Quota:
         self.short = seconds <= MAX_SHORT_LIMIT_SECONDS
         self.step = seconds / (most * share) if self.short else 0.0
         """Seconds between two calls or rows."""
-        self.lives = min(LOOSE_LIFE_SECONDS, slack * LATE_SLACK_SHARE)
+        # Three quarters of the slack are for late use, a fifth for tokens that count as one lump, of one moment: there
+        # are fewer to count. What is left is for the network.
+        self.lives = min(LOOSE_LIFE_SECONDS, slack * 0.75)
         """Seconds for which a token may be used."""
         if not self.short:
-            self.lives = min(MAX_LIFE_SECONDS, max(LOOSE_LIFE_SECONDS, seconds * LIFE_WINDOW_SHARE))
+            self.lives = min(1.0, max(LOOSE_LIFE_SECONDS, seconds * LOOSE_SHARE))
         # the pace of a short limit leaves its slack unused; a long limit has no pace, its window is longer by the slack
-        self.window = SlidingWindow(floor(most), seconds if self.short else seconds / share, slack * LUMP_SLACK_SHARE)
+        self.window = SlidingWindow(floor(most), seconds if self.short else seconds / share, slack * 0.2)
         self.free = -inf
         """When the pace allows the next token."""
 
     def seconds_for(self, cost: int, factor: float) -> float:
         """Return the seconds that `cost` takes at a part of the pace."""
         whole = self.step * cost
-        return min(whole / factor, whole + MAX_ADDED_SECONDS)
+        # A quarter of a second more at most: a tenth of 1 call per second would wait for ten.
+        return min(whole / factor, whole + 0.25)
 
 
 class SlidingWindows:
@@ -242,9 +235,7 @@ class SlidingWindows:
         if loose:
             # Few at a time: those that live so long can go out together.
             room += [
-                floor(quota.window.most * LOOSE_BURST_SHARE) // cost
-                for quota, cost in self._quota_costs(rows)
-                if quota.short
+                floor(quota.window.most * LOOSE_SHARE) // cost for quota, cost in self._quota_costs(rows) if quota.short
             ]
         run = Run(first, step, max(1, min(calls, fit, *room)), rows, self._token_life(loose=loose))
         self._count_run(run, paces, own)
@@ -386,7 +377,7 @@ class KeyedWindows:
 
     def _begin_key(self, key: str, now: float) -> SlidingWindows:
         windows = SlidingWindows(self._limits, self._share)
-        group = self._forgotten.get(crc32(key.encode()) % KEY_GROUPS)
+        group = self._forgotten.get(_group_of(key))
         if group is not None:
             windows.import_counts(now, group.free, zip(group.until, group.used, strict=True))
         return windows
@@ -395,7 +386,7 @@ class KeyedWindows:
         free, counted = windows.export_counts(now)
         if free <= now and not any(used for _, used in counted):
             return
-        group = self._forgotten.setdefault(crc32(key.encode()) % KEY_GROUPS, ForgottenKeys())
+        group = self._forgotten.setdefault(_group_of(key), ForgottenKeys())
         if not group.until:
             group.until = [-inf] * len(counted)
             group.used = [0] * len(counted)
@@ -405,3 +396,8 @@ class KeyedWindows:
                 group.used[number] = 0
             group.until[number] = max(group.until[number], until)
             group.used[number] = max(group.used[number], used)
+
+
+def _group_of(key: str, groups: int = 1 << 14) -> int:
+    """Return the group of a key whose windows are not kept any more: more groups than keys that are kept."""
+    return crc32(key.encode()) % groups

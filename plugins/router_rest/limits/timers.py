@@ -15,9 +15,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-SELECT_MAX_FILES = 1024
-"""Numbers of files that select() can wait for."""
-
 
 class PreciseSelector(selectors.DefaultSelector):
     """The usual selector of the system, which waits as long as it is told, and not a part of a millisecond longer."""
@@ -25,7 +22,7 @@ class PreciseSelector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait for files, or for so many seconds."""
         number = self.fileno()
-        if timeout is None or timeout <= 0 or number >= SELECT_MAX_FILES:
+        if timeout is None or timeout <= 0 or number >= 1024:  # select() waits for no higher number of a file
             return super().select(timeout)
         # epoll counts milliseconds, select() microseconds; the file of an epoll is ready when one of its files is.
         select.select([number], [], [], timeout)

@@ -1,11 +1,7 @@
-"""The login of calls: the driver holds secrets and fetches tokens; tasks get them from it and add them to requests.
-
-Signatures are also made here, for each attempt a new one.
-"""
+"""The credentials of a sink: the driver holds secrets and fetches tokens, tasks make of them what requests carry."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import html
 import importlib
@@ -13,7 +9,6 @@ import json
 import re
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -25,24 +20,19 @@ from requests.auth import AuthBase
 from router import StartError
 from router_http.client import Away, Refuses, Tokens
 from router_http.options import Secret
-from router_rest.limits.lease_client import LeaseEnded
 from router_rest.logins.signing import AwsKeys, AwsSignature, HmacSignature, JwtTokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import requests
-    from requests import PreparedRequest
 
     from router_http.client import TokenSource
-    from router_rest.limits.lease_client import LeaseClient
     from router_rest.logins.auth import ApiKey, Auth, Hmac
 
 FIXED_VERSION = "1"
 """The version of credentials that do not change."""
 SECRET_MASK = b"***"
-CREDENTIALS_RETRY_SECONDS = 5.0
-"""Seconds after which a task that got no credentials asks for them again."""
 MIN_SECRET_CHARS = 4
 """Characters: an answer is not searched for shorter texts, which are found everywhere."""
 
@@ -305,80 +295,3 @@ def _secret_words(headers: Mapping[str, Any]) -> Iterator[str]:
         if scheme.lower() == "basic":
             with suppress(ValueError):
                 yield base64.b64decode(secret).decode().partition(":")[2]
-
-
-@dataclass
-class TaskLogin:
-    """The credentials of one task. `make` turns what the driver gives into an `AuthBase`.
-
-    `mask` hides the secrets in what is kept of answers.
-    """
-
-    lease: LeaseClient
-    make: Callable[[Mapping[str, Any]], AuthBase] = field(repr=False)
-    version: str = ""
-    proxies: Mapping[str, str] | None = field(default=None, repr=False)
-    mask: SecretMask = field(default_factory=SecretMask, repr=False)
-    _auth: AuthBase | None = field(default=None, repr=False)
-    _plugin: bool = False
-    _given: SecretMask = field(default_factory=SecretMask, repr=False)
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
-    _asked: int = field(default=0, repr=False)
-    _renew_at: float = float("inf")
-    _good_until: float = float("inf")
-    _renewal: asyncio.Task[None] | None = field(default=None, repr=False)
-    clock: Callable[[], float] = time.monotonic
-
-    async def open(self) -> None:
-        """Get the first credentials. Raises LookupError when the driver has none."""
-        self._use_credentials(await self.lease.fetch_credentials())
-
-    def authorise_request(self, request: PreparedRequest) -> PreparedRequest:
-        """Return a request with its credentials."""
-        assert self._auth is not None
-        if not self._plugin:
-            return self._auth(request)
-        # What a plugin adds is taken for secret: only the plugin knows what of it is.
-        before = {*request.headers, "Content-Length"}
-        authorised: PreparedRequest = self._auth(request)
-        headers = {name: value for name, value in authorised.headers.items() if name not in before}
-        self.mask = self._given.and_of(headers)
-        return authorised
-
-    async def has_renewed(self, refused: str) -> bool:
-        """Return whether there are other credentials than a refused version. One call asks for all that wait."""
-        times_asked = self._asked
-        async with self._lock:
-            if self.version != refused:
-                return True
-            if self._asked != times_asked:  # another call has asked, in vain, while this one waited
-                return False
-            with suppress(LookupError, StartError):  # the driver has none now, and has logged it
-                self._use_credentials(await self.lease.fetch_credentials(refused))
-            self._asked += 1
-            return self.version != refused
-
-    async def refresh_credentials(self) -> None:
-        """Ask for new credentials when these are about to end; wait for them only if these have ended."""
-        if self.clock() < self._renew_at:
-            return
-        if self._renewal is None or self._renewal.done():
-            self._renewal = asyncio.create_task(self._fetch_credentials())
-        if self.clock() >= self._good_until:
-            await asyncio.shield(self._renewal)  # a call that is cancelled ends only its own wait
-
-    async def _fetch_credentials(self) -> None:
-        async with self._lock:
-            self._renew_at = self.clock() + CREDENTIALS_RETRY_SECONDS
-            # The driver has none now, and has logged it; or it is gone, which the calls are told by their lease.
-            with suppress(LookupError, StartError, LeaseEnded):
-                self._use_credentials(await self.lease.fetch_credentials())
-
-    def _use_credentials(self, given: Mapping[str, Any]) -> None:
-        self.version = str(given["version"])
-        self._renew_at = self.clock() + given.get("renewal", float("inf"))
-        self._good_until = self.clock() + given.get("good", float("inf"))
-        self.proxies = given.get("proxies")
-        self._plugin = "plugin" in given
-        self._given = self.mask = SecretMask.for_credentials(given)
-        self._auth = self.make(given)
