@@ -32,12 +32,14 @@ from router_rest.answers.classifier import Policy
 from router_rest.delivery.batcher import LIMIT_KEY_COLUMN, CallSize
 from router_rest.delivery.call import RequestForm
 from router_rest.delivery.receipts import Owner
+from router_rest.delivery.send_plan import SendPlan
 from router_rest.delivery.worker import TaskJob, send_task
+from router_rest.http_client.response import HttpOptions
 from router_rest.limits.lease_client import HeldToken
 from router_rest.limits.lease_server import LeaseServer
 from router_rest.limits.messages import Pace
 from router_rest.limits.sliding_window import RateLimit
-from router_rest.logins.credentials import Credentials, make_login
+from router_rest.logins.credentials import Credentials
 from router_rest.logins.task_login import CredentialsServer
 from router_rest.templates import body_of
 
@@ -240,10 +242,8 @@ def send_rows(
             stop=lambda: ended.is_set() or until(),
         )
         lake = Lake.at(str(folder / "lake"))
-        job = TaskJob(
-            owner=OWNER,
-            parts=StagedParts(lake, "ops.receipts", owner="limiters:run/calls/rest", batch=0),
-            encoding=Encoding(as_it_is, None, "JSON"),
+        plan = SendPlan(
+            limit="api",
             form=RequestForm(
                 method="POST",
                 url="",  # rows name theirs
@@ -253,19 +253,16 @@ def send_rows(
             ),
             cut=CallSize(),
             policy=Policy(),
+            http=HttpOptions(connect=5.0, read=10.0, total=10.0, most=1 << 20, in_flight=IN_FLIGHT),
+            calls_of_key=of_key,
+        )
+        job = TaskJob(
+            plan=plan,
+            owner=OWNER,
+            parts=StagedParts(lake, "ops.receipts", owner="limiters:run/calls/rest", batch=0),
+            encoding=Encoding(as_it_is, None, "JSON"),
             address=address,
-            client={
-                "connect": 5.0,
-                "read": 10.0,
-                "total": 10.0,
-                "most": 1 << 20,
-                "in_flight": IN_FLIGHT,
-                "verify": True,
-                "cert": None,
-            },
-            authorise=make_login,
             dead_at_most=10,
-            of_key=of_key,
         )
         logs = [folder / f"sent-{number}" for number in range(len(batches))]
         process = multiprocessing.get_context("spawn").Process

@@ -9,14 +9,12 @@ one of their receipts; where a row is missing, or the body is another one by now
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from importlib.metadata import version
-from math import ceil
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -26,9 +24,9 @@ from pyspark.sql import functions as F
 
 from router import Resent, StartError
 from router_encoders.outbox_rows import PLACE
-from router_rest.answers.classifier import BulkResults, Policy, next_steps
-from router_rest.delivery.batcher import FORMER_CALL_COLUMN, HOST_AS_LIMIT_KEY, Batcher, CallSize, RowReader
-from router_rest.delivery.call import RequestBuilder, RequestForm
+from router_rest.answers.classifier import Policy, next_steps
+from router_rest.delivery.batcher import FORMER_CALL_COLUMN, Batcher, RowReader
+from router_rest.delivery.call import RequestBuilder
 from router_rest.delivery.job import (
     STATUS_RANKS,
     BatchJob,
@@ -38,49 +36,31 @@ from router_rest.delivery.job import (
     outcome_of,
 )
 from router_rest.delivery.receipts import PLACE_COLUMNS, RECEIPT_SCHEMA, Owner, Responses, remove_call_logs
+from router_rest.delivery.send_plan import SendPlan, cut_of, form_of, policy_of, tasks_of
 from router_rest.delivery.worker import TaskJob
 from router_rest.http_client.response import Response, ResponseHeaders
 from router_rest.limits.lease_server import EarlierCall, lease_server
 from router_rest.limits.messages import Pace
 from router_rest.limits.sliding_window import RateLimit
-from router_rest.logins.credentials import make_login
 from router_rest.logins.task_login import CredentialsServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from router import Batch, Encoding, GivenAnswer, Outcome, Parts
+    from router import Batch, GivenAnswer, Outcome, Parts
     from router_rest.channel.protocol import ServerAddress
     from router_rest.delivery.batcher import Call
     from router_rest.delivery.partitioner import PartitionPlan
     from router_rest.limits.lease_server import LeaseServer
-    from router_rest.logins.credentials import Credentials
+    from router_rest.open_sink import OpenSink
     from router_rest.options import RestOptions
     from router_rest.templates import Body
 
-CALLS_IN_FLIGHT_PER_TASK = 64
-"""Calls in flight that one task can handle."""
-CALLS_PER_SECOND_PER_TASK = 1000.0
-"""Calls per second that one task can make, with a reserve."""
-ORDERS_PER_TASK = 256
-"""Orders of a task where rows keep one: more than calls in flight, because some keys have more rows than others."""
-MAX_OPEN_GROUPS = 4096
-"""Keys of `group_by` whose calls are filled at once: with more, calls that are not full go out."""
-DEFAULT_HEADERS = {
-    "User-Agent": f"spark-event-router/{version('spark-event-router')}",
-    "Accept": "application/json, */*;q=0.5",
-}
-"""Headers that every call has unless the configuration says otherwise."""
-KEY_TOKENS_AHEAD_SECONDS = 0.05
-"""Seconds for which tokens of one key are asked for at a time."""
 MIN_REBUILT_LIMIT_SECONDS = 60.0
 """Seconds of the shortest limit that is rebuilt from receipts at the start."""
 CALL_COLUMNS = ("query", "call_id", "attempts", "at", "limit_name", "limit_key")
-EXCERPT_READ_BYTES, ANSWER_READ_BYTES, BULK_READ_BYTES = 1 << 16, 1 << 20, 1 << 24
-"""Bytes of an answer that are read: for its receipt, to be landed or asked by rules, to be read by row."""
 MIN_SPARK_SILENCE_SECONDS = 10
 """Seconds of silence that Spark has to allow a task at least: it reports every two, later on a busy machine."""
 KILL_SETTINGS = ("spark.sql.execution.pyspark.udf.killOnIdleTimeout", "spark.python.worker.killOnIdleTimeout")
@@ -118,89 +98,54 @@ def _first_set(spark: SparkSession, *names: str) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class OpenSink:
-    """A REST sink that is open: its options, the configuration's folder, and what the sink makes of rows.
-
-    `encoding` says how rows with some columns are encoded, `columns` makes of rows those of `batcher.TASK_COLUMNS`, and
-    `credentials` opens the API. All three may raise StartError.
-    """
-
-    options: RestOptions
-    folder: Path
-    encoding: Callable[[DataFrame], Encoding]
-    columns: Callable[[DataFrame], DataFrame]
-    credentials: Callable[[], Credentials]
-
-    def plan_tasks(self, events: DataFrame, batch: Batch, *, whole: bool = False) -> PartitionPlan:
-        """Assign rows to tasks; `whole`: each gets whole source partitions."""
-        options = self.options
-        return load_or_make_plan(
-            events,
-            batch.parts(options.receipts),
-            cut_of(options),
-            owner_of(batch),
-            tasks_of(options, events.sparkSession),
-            said=options.tasks is not None,
-            whole=whole,
-        )
-
-    def task_columns(self, events: DataFrame) -> DataFrame:
-        """Return the columns that tasks take; `_to` is null if all rows have one URL."""
-        rows = self.columns(events)
-        if self.options.template.fields or self.options.named_by_rows:
-            return rows
-        return rows.withColumn("_to", F.lit(None).cast("string"))
-
-
 def send_batch(sink: OpenSink, events: DataFrame, batch: Batch) -> Outcome:
     """Send a batch; return what became of its rows. Raises as `BatchJob.run` does."""
-    with open_batch_job(sink, events, batch, sink.plan_tasks(events, batch), sink.options.poison_share) as job:
+    with open_batch_job(sink, events, batch, plan_tasks(sink, events, batch), sink.poison_share) as job:
         return job.run()
 
 
 @contextmanager
 def open_batch_job(
-    sink: OpenSink, events: DataFrame, batch: Batch, plan: PartitionPlan, share: float
+    sink: OpenSink, events: DataFrame, batch: Batch, plan: PartitionPlan, poison_share: float
 ) -> Iterator[BatchJob]:
     """Admit the tasks of a batch for as long as a `with` block; yield the job that sends it.
 
-    `share` of the rows may be refused.
+    `poison_share` of the rows may be refused.
     """
-    options = sink.options
     address_for_tasks, listen_address = driver_hosts(events.sparkSession)
     leases = lease_server(address_for_tasks, listen_address)
     with admit_tasks(sink, leases, batch) as address:
         job = TaskJob(
-            owner=replace(owner_of(batch), limit=options.limit),
-            parts=batch.parts(options.receipts),
-            encoding=sink.encoding(events),
-            form=form_of(options),
-            cut=plan.cut,
-            policy=policy_of(options),
+            plan=SendPlan.from_options(sink, sink.folder, plan.cut, plan.tasks),
+            owner=replace(owner_of(batch), limit=sink.limit),
+            parts=batch.parts(sink.receipts),
+            encoding=sink.encoding_of(events),
             address=address,
-            client=client_arguments(options, sink.folder, plan.tasks),
-            authorise=make_login,
-            dead_at_most=allowed_refusals(plan.rows, share),
-            responses=responses_of(options, batch),
-            bytes_in_flight=options.bytes_in_flight,
-            of_key=of_key(options),
-            by_host=options.limit_by == HOST_AS_LIMIT_KEY,
+            dead_at_most=allowed_refusals(plan.rows, poison_share),
+            responses=responses_of(sink, batch),
         )
-        yield BatchJob(
-            events,
-            sink.task_columns,
-            batch,
-            plan,
-            job,
-            leases,
-            limit=options.limit,
-            share=share,
-            max_outage=options.max_outage,
-            rounds=options.retry.rounds,
-            odd="dead" if options.retry.then == "dead" else "parked",
-            configuration=hashlib.sha256(options.model_dump_json().encode()).hexdigest(),
-        )
+        yield BatchJob(events, partial(columns_for_tasks, sink), batch, plan, job, leases)
+
+
+def plan_tasks(sink: OpenSink, events: DataFrame, batch: Batch, *, whole: bool = False) -> PartitionPlan:
+    """Assign rows to tasks; `whole`: each gets whole source partitions."""
+    return load_or_make_plan(
+        events,
+        batch.parts(sink.receipts),
+        cut_of(sink),
+        owner_of(batch),
+        tasks_of(sink, events.sparkSession),
+        said=sink.tasks is not None,
+        whole=whole,
+    )
+
+
+def columns_for_tasks(sink: OpenSink, events: DataFrame) -> DataFrame:
+    """Return the columns that tasks take; `_to` is null if all rows have one URL."""
+    rows = sink.task_columns(events)
+    if sink.template.fields or sink.named_by_rows:
+        return rows
+    return rows.withColumn("_to", F.lit(None).cast("string"))
 
 
 def owner_of(batch: Batch) -> Owner:
@@ -217,19 +162,18 @@ def responses_of(sink: RestOptions, batch: Batch) -> Responses | None:
 @contextmanager
 def admit_tasks(sink: OpenSink, leases: LeaseServer, batch: Batch) -> Iterator[ServerAddress]:
     """Admit the tasks of a batch to their limit for as long as a `with` block; yield where they reach it."""
-    options = sink.options
-    limits = tuple(RateLimit(limit.calls, limit.rows, limit.seconds) for limit in options.stated_limits())
-    credentials = sink.credentials()
+    limits = tuple(RateLimit(limit.calls, limit.rows, limit.seconds) for limit in sink.stated_limits())
+    credentials = sink.open_credentials(sink.folder)
     # The tasks are told the address afterwards: none of them takes a token before the earlier calls are counted.
     try:
         address = leases.admit_sink(
             batch.key,
-            options.limit,
-            Pace(limits, options.max_in_flight, keyed=options.limit_by is not None),
+            sink.limit,
+            Pace(limits, sink.max_in_flight, keyed=sink.limit_by is not None),
             logins=CredentialsServer(credentials.current_credentials),
             stop=batch.stop.is_set,
         )
-        count_earlier_calls(options, leases, batch)
+        count_earlier_calls(sink, leases, batch)
     except ValueError as error:
         raise StartError(f"{error}; sinks that share a limit must give the same limits and max_in_flight") from None
     try:
@@ -294,106 +238,13 @@ def driver_hosts(spark: SparkSession) -> tuple[str, str]:
     return str(settings.get("spark.driver.host", "127.0.0.1")), str(settings.get("spark.driver.bindAddress", ""))
 
 
-def tasks_of(sink: RestOptions, spark: SparkSession | None = None) -> int:
-    """Return how many tasks send: as many as configured, else as few as the limits need, and one per core at most."""
-    if sink.tasks is not None:
-        return sink.tasks
-    tasks = ceil(sink.max_in_flight / CALLS_IN_FLIGHT_PER_TASK)
-    calls_per_second = _slowest_limit(sink)
-    if calls_per_second is not None:
-        tasks = max(tasks, ceil(calls_per_second / CALLS_PER_SECOND_PER_TASK))
-    if spark is None:
-        return tasks
-    return min(tasks, spark.sparkContext.defaultParallelism)
-
-
-def _slowest_limit(sink: RestOptions) -> float | None:
-    """Return the calls per second that the limits allow; None if no limit counts calls."""
-    return min((limit.calls / limit.seconds for limit in sink.stated_limits() if limit.calls is not None), default=None)
-
-
-def cut_of(sink: RestOptions) -> CallSize:
-    """Return the size of calls."""
-    bytes_of_rows = sink.bytes_per_call - sink.body_maker.frame_bytes(1)
-    return CallSize(
-        sink.rows_per_call,
-        max(1, bytes_of_rows),
-        orders=ORDERS_PER_TASK if sink.ordered_by else 0,
-        open=max(2 * bytes_of_rows, sink.bytes_in_flight // 4),
-        groups=MAX_OPEN_GROUPS if sink.group_by else 0,
-    )
-
-
-def form_of(sink: RestOptions) -> RequestForm:
-    """Return the form that all requests share, without secrets: these come with the credentials."""
-    has_own_key = sink.idempotency_key == "uuid5"
-    return RequestForm(
-        method="" if sink.method.sql else sink.method.name,
-        url="" if sink.template.fields else sink.url,
-        headers=DEFAULT_HEADERS,
-        body=sink.body_maker,
-        key_header=sink.key_header if has_own_key else None,
-        named=tuple(sink.rendered_headers),
-        row_key=not has_own_key and sink.key_header is not None,
-        quoted=sink.id_header is None,
-    )
-
-
-def policy_of(sink: RestOptions) -> Policy:
-    """Return the rules by which calls are sent again."""
-    policy = Policy(sink.retry.attempts, sink.retry.elapsed, rules=tuple(answer.rule for answer in sink.answers))
-    if sink.retry.statuses is not None:
-        policy = replace(policy, again=frozenset(sink.retry.statuses))
-    if sink.results is not None:
-        policy = replace(policy, results=BulkResults(**sink.results.model_dump()))
-    return policy
-
-
-def of_key(sink: RestOptions) -> int:
-    """Return how many calls of one key may ask for a token at a time: as many as its limits allow soon."""
-    if sink.limit_by is None:
-        return 0
-    calls_per_second = _slowest_limit(sink) or CALLS_PER_SECOND_PER_TASK
-    return max(1, min(sink.max_in_flight // 2, ceil(calls_per_second * KEY_TOKENS_AHEAD_SECONDS)))
-
-
-def client_arguments(sink: RestOptions, folder: Path, tasks: int) -> dict[str, Any]:
-    """Return the arguments of a task's HttpClient.
-
-    Tasks get about as many rows each. With an order a source partition is one task's, so a task may have twice its
-    share of calls in flight while others need fewer.
-    """
-    tls = sink.tls.resolve_paths(folder)
-    times = sink.timeouts
-    shares = 2 if sink.ordered_by else 1
-    answer_bytes = EXCERPT_READ_BYTES
-    if sink.results:
-        answer_bytes = BULK_READ_BYTES
-    elif sink.responses or sink.answers:
-        answer_bytes = ANSWER_READ_BYTES
-    return {
-        "connect": times.connect,
-        "read": times.read,
-        "total": times.total,
-        "most": answer_bytes,
-        "age": times.connection,
-        "in_flight": min(sink.max_in_flight, shares * ceil(sink.max_in_flight / tasks)),
-        "verify": tls.verify,
-        "cert": tls.cert,
-    }
-
-
-def preview_calls(
-    sink: RestOptions, rows: DataFrame, encoding: Encoding, answer: GivenAnswer | None = None
-) -> Iterator[dict[str, Any]]:
+def preview_calls(sink: OpenSink, events: DataFrame, answer: GivenAnswer | None = None) -> Iterator[dict[str, Any]]:
     """Yield the calls of a small batch, as one task would make them; rows of which no call can be made are left out.
 
-    `rows` have the columns of `batcher.TASK_COLUMNS`. If an API is to give an `answer`, calls say what it comes to.
-
-    Nothing here is secret: tasks add the login.
+    If an API is to give an `answer`, calls say what it comes to. Nothing here is secret: tasks add the login.
     """
     builder = RequestBuilder(form_of(sink))
-    for call in _cut_calls(sink, rows, encoding):
+    for call in _cut_calls(sink, events):
         body = sink.body_maker.join_rows(call.rows)
         try:
             request = builder.build_request(call.url, body, "")
@@ -422,10 +273,12 @@ def _preview_answer(policy: Policy, call: Call, answer: GivenAnswer, method: str
     return {"outcome": [outcome for outcome, _ in steps], "reason": [reason for _, reason in steps]}
 
 
-def _cut_calls(sink: RestOptions, rows: DataFrame, encoding: Encoding) -> Iterator[Call]:
-    reader = RowReader(encoding, sink.body_maker, urls=bool(sink.template.fields), values=sink.named_by_rows)
+def _cut_calls(sink: OpenSink, events: DataFrame) -> Iterator[Call]:
+    reader = RowReader(
+        sink.encoding_of(events), sink.body_maker, urls=bool(sink.template.fields), values=sink.named_by_rows
+    )
     batcher = Batcher(cut_of(sink))
-    for batch in rows.coalesce(1).sortWithinPartitions(*PLACE).toArrow().to_batches():
+    for batch in sink.task_columns(events).coalesce(1).sortWithinPartitions(*PLACE).toArrow().to_batches():
         for taken in reader.read_rows(batch):
             if taken.why is None:
                 yield from batcher.add_row(*taken[:6])
@@ -452,14 +305,14 @@ FIRST_OFFSET_COLUMN = "_first"
 
 def resend_rows(sink: OpenSink, events: DataFrame, aside: DataFrame, batch: Batch) -> Resent:
     """Send rows again, and write their receipts; return what became of them."""
-    parts = batch.parts(sink.options.receipts)
+    parts = batch.parts(sink.receipts)
     why_left = ""
     if not parts.committed():
         try:
             _deliver_again(sink, events, aside, batch)
         except (StartError, ConnectionError) as error:
             why_left = str(error)
-    responses = responses_of(sink.options, batch)
+    responses = responses_of(sink, batch)
     if responses is not None:
         responses.commit()
     result = outcome_of(events, parts)
@@ -473,8 +326,8 @@ def resend_rows(sink: OpenSink, events: DataFrame, aside: DataFrame, batch: Batc
 
 
 def _deliver_again(sink: OpenSink, events: DataFrame, aside: DataFrame, batch: Batch) -> None:
-    plan = sink.plan_tasks(events, batch, whole=True)
-    with open_batch_job(sink, events, batch, plan, _refusable_share(sink.options, aside, plan)) as job:
+    plan = plan_tasks(sink, events, batch, whole=True)
+    with open_batch_job(sink, events, batch, plan, _refusable_share(sink, aside, plan)) as job:
         job.events = _in_calls(job.columns(job.events), aside)
         job.columns = _as_they_are
         job.order = ("_topic", "_partition", FIRST_OFFSET_COLUMN, "_offset")

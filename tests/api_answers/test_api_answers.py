@@ -20,15 +20,15 @@ from pydantic import SecretStr
 
 from router import StartError
 from router.delta.lake import Lake
-from router_rest.batch import policy_of
 from router_rest.delivery.batcher import CallSize
+from router_rest.delivery.send_plan import policy_of
 from router_rest.logins.credentials import Credentials
 from router_rest.logins.task_login import CredentialsServer
 from router_sinks import Rest
 from tests.api_answers.answers import ANSWERS, EARLY, PRESETS, QUICK
 from tests.api_answers.ways import QUICK_WAYS, WAYS, Way
 from tests.rest.scripted import Scripted
-from tests.rest.tasks import CLIENT, OWNER, quicken, rows, tasks, whole
+from tests.rest.tasks import HTTP, OWNER, changed, quicken, rows, tasks, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -103,14 +103,14 @@ def _sent(lake: Lake, size: int, way: Way, rules: tuple[AnswerRule, ...] = ()) -
     """Send twelve rows to a server; return what becomes of the odd one."""
     stopped, api = "", SimpleNamespace(url=way.url, reset=lambda: None)
     with tasks(cast("Any", api), lake) as running:
-        job = running.job(cut=CallSize(rows=size), client={**CLIENT, **TIMES, **way.client})
+        job = running.job(cut=CallSize(rows=size), http=replace(HTTP, **TIMES, **way.client))
         if way.proxy is not None:
             behind = Credentials(None, proxy=SecretStr(way.proxy))
             running.leases.admit_sink(
                 OWNER.name, "api", running.pace, logins=CredentialsServer(behind.current_credentials)
             )
-        policy = replace(job.policy, attempts=2, elapsed=1.0, rules=rules)
-        batch = whole(running, rows(range(ROWS)), job=replace(job, policy=policy))
+        policy = replace(job.plan.policy, attempts=2, elapsed=1.0, rules=rules)
+        batch = whole(running, rows(range(ROWS)), job=changed(job, policy=policy))
         ending = threading.Timer(LONGEST, batch.batch.stop.set)
         ending.start()
         try:

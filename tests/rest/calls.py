@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import requests
 
 from router_rest.http_client.client import HttpClient
+from router_rest.http_client.response import HttpOptions
 from tests.rest.scripted import PATIENCE
 
 MOST = 1000
-OPTIONS: dict[str, Any] = {"connect": PATIENCE, "read": PATIENCE, "total": PATIENCE, "most": MOST, "in_flight": 4}
+OPTIONS = HttpOptions(connect=PATIENCE, read=PATIENCE, total=PATIENCE, most=MOST, in_flight=4)
 
 
 def post(url: str, body: Any = b'{"game": "chess"}', method: str = "POST", **headers: str) -> requests.PreparedRequest:
@@ -20,11 +22,11 @@ def post(url: str, body: Any = b'{"game": "chess"}', method: str = "POST", **hea
     return requests.Request(method, url, data=body, headers=named).prepare()
 
 
-def ask(*calls: requests.PreparedRequest, **options: Any) -> list[Any]:
+def ask(*calls: requests.PreparedRequest, proxies: Any = None, **options: Any) -> list[Any]:
     """Send requests one after the other by one client; return the answers and errors."""
 
     async def all_of_them() -> list[Any]:
-        client = HttpClient(**{**OPTIONS, **options})
+        client = HttpClient(replace(OPTIONS, **options), proxies)
         try:
             return [await outcome(client, request) for request in calls]
         finally:

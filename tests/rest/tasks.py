@@ -21,14 +21,16 @@ from router_rest.answers.classifier import Policy
 from router_rest.delivery import job as delivery_job
 from router_rest.delivery.batcher import CallSize
 from router_rest.delivery.call import RequestForm
-from router_rest.delivery.job import BatchJob
+from router_rest.delivery.job import BatchJob, allowed_refusals
 from router_rest.delivery.partitioner import PartitionPlan
 from router_rest.delivery.receipts import Owner
+from router_rest.delivery.send_plan import SendPlan
 from router_rest.delivery.worker import TaskJob, send_task
+from router_rest.http_client.response import HttpOptions
 from router_rest.limits import backpressure, coordinator
 from router_rest.limits.lease_server import LeaseServer
 from router_rest.limits.messages import Pace
-from router_rest.logins.credentials import Credentials, make_login
+from router_rest.logins.credentials import Credentials
 from router_rest.logins.task_login import CredentialsServer
 from router_rest.templates import body_of
 from tests.rest.killing import most_in_a_second
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from router_demo.api import Api
 
 OWNER = Owner("games", "wins", "rest", 0)
-CLIENT = {"connect": 2.0, "read": 5.0, "total": 10.0, "most": 1 << 20, "in_flight": 8, "verify": True, "cert": None}
+HTTP = HttpOptions(connect=2.0, read=5.0, total=10.0, most=1 << 20, in_flight=8)
 PACE = Pace(in_flight=8, retry_floor=1000.0)
 KEYED = "Idempotency-Key"
 
@@ -91,6 +93,12 @@ class Sent:
             self.counts[report["kind"]] += report["rows"]
 
 
+def changed(job: TaskJob, **changes: Any) -> TaskJob:
+    """Return a job with some of its fields, or those of its plan, changed."""
+    of_plan = {name: changes.pop(name) for name in [*changes] if name in SendPlan.__dataclass_fields__}
+    return replace(job, plan=replace(job.plan, **of_plan), **changes)
+
+
 @dataclass
 class Tasks:
     """Run tasks one after the other against an API."""
@@ -113,11 +121,9 @@ class Tasks:
         address = self.leases.admit_sink(
             OWNER.name, limit, pace, logins=CredentialsServer(credentials.current_credentials)
         )
-        policy = Policy(first=0.01, longest=0.1)
-        job = TaskJob(
-            OWNER, self.parts, Encoding(as_it_is, None, "JSON"), form, cut, policy, address, CLIENT, make_login, 10
-        )
-        return replace(job, **changes)
+        plan = SendPlan(limit, form, cut, Policy(first=0.01, longest=0.1), HTTP)
+        job = TaskJob(plan, OWNER, self.parts, Encoding(as_it_is, None, "JSON"), address, 10)
+        return changed(job, **changes)
 
     def run(self, job: TaskJob, *batches: pa.RecordBatch) -> Sent:
         """Run a task to its end."""
@@ -227,8 +233,10 @@ def whole(sending: Tasks, *batches: pa.RecordBatch, job: Any, **options: Any) ->
     """Return the job of a batch, whose tasks run here."""
     batch = Batch("games", 0, "wins", "rest", stop=threading.Event())
     events: Any = SimpleNamespace(sparkSession=None)
-    plan = PartitionPlan(job.cut, 1, sum(one.num_rows for one in batches))
-    made = BatchJob(events, lambda rows: rows, batch, plan, job, sending.leases, "api", 0.05, None, **options)
+    plan = PartitionPlan(job.plan.cut, 1, sum(one.num_rows for one in batches))
+    allowed = allowed_refusals(plan.rows, 0.05)
+    job = changed(job, dead_at_most=allowed, **options)
+    made = BatchJob(events, lambda rows: rows, batch, plan, job, sending.leases)
     made._place_rows = lambda: Placed(*batches)  # type: ignore[method-assign,assignment,return-value]
     return made
 

@@ -24,8 +24,8 @@ from requests.auth import AuthBase
 
 from router import StartError
 from router_http.options import Secret
-from router_rest.batch import form_of
 from router_rest.delivery.call import RequestBuilder
+from router_rest.delivery.send_plan import form_of
 from router_rest.logins.auth import Auth
 from router_rest.logins.credentials import Credentials, make_login
 from router_rest.logins.task_login import TaskLogin
@@ -382,7 +382,7 @@ def test_calls_that_are_refused_together_ask_once(second: str | None, got: bool)
 
     async def story() -> list[bool]:
         lease: Any = driver
-        login = TaskLogin(lease, make_login)
+        login = TaskLogin(lease)
         await login.open()
         found = await asyncio.gather(*(login.has_renewed("1") for _ in range(8)))
         assert await login.has_renewed("1")  # later it is asked again, unless there is another one by now

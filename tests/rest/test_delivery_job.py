@@ -22,7 +22,7 @@ from router_rest.delivery.job import OutageClock, park_task
 from router_rest.delivery.receipts import KnownReceipts
 from router_rest.delivery.worker import send_task
 from tests.rest.scripted import PATIENCE, Scripted, polite, then_waits
-from tests.rest.tasks import CLIENT, Tasks, quicken, rows, tasks, whole
+from tests.rest.tasks import HTTP, Tasks, changed, quicken, rows, tasks, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -193,7 +193,7 @@ def test_one_odd_row_is_set_aside_and_stops_nobody(raw: Tasks, server: Scripted,
             whole(raw, rows(offsets), job=job).deliver_all()
         return
 
-    whole(raw, rows(offsets), job=replace(job, policy=replace(job.policy, attempts=2))).deliver_all()
+    whole(raw, rows(offsets), job=changed(job, policy=replace(job.plan.policy, attempts=2))).deliver_all()
 
     receipts = {row["offset"]: row for row in raw.receipts()}
     times = sum(body.endswith(ODD) for body in server.bodies)
@@ -223,7 +223,7 @@ def test_an_api_that_never_answers_takes_no_row_aside(raw: Tasks, server: Script
 
     server.act = act
     job = raw.job(cut=CallSize())
-    job = replace(job, client={**job.client, "read": 0.1}, policy=replace(job.policy, attempts=1))
+    job = changed(job, http=replace(job.plan.http, read=0.1), policy=replace(job.plan.policy, attempts=1))
 
     whole(raw, rows([3]), job=job).deliver_all()
 
@@ -275,7 +275,7 @@ def test_a_row_that_the_api_fails_on_is_found_in_its_call(
         raw.parts = replace(raw.parts, batch=number)
         cut = CallSize(rows=4, orders=256 if ordered else 0)
         job = raw.job(cut=cut)
-        job = replace(job, policy=replace(job.policy, attempts=2))
+        job = changed(job, policy=replace(job.plan.policy, attempts=2))
         made = whole(raw, batch, job=job)
         stopping = threading.Timer(30, made.batch.stop.set)
         stopping.start()
@@ -316,7 +316,7 @@ def test_an_api_that_fails_on_every_row_gets_no_halves_of_halves(raw: Tasks, ser
 def test_calls_that_fail_often_are_dead_where_that_is_configured(raw: Tasks, server: Scripted) -> None:
     server.act = odd_one("500")
 
-    whole(raw, rows(range(5)), job=raw.job(), odd="dead", rounds=1).deliver_all()
+    whole(raw, rows(range(5)), job=raw.job(), set_aside_as="dead", rounds=1).deliver_all()
 
     assert {row["offset"]: row["status"] for row in raw.receipts() if row["offset"] == 3} == {3: "dead"}
 
@@ -325,7 +325,7 @@ def test_calls_that_fail_often_are_dead_where_that_is_configured(raw: Tasks, ser
 def test_an_api_that_answers_nobody_is_waited_for(raw: Tasks, server: Scripted, how: str) -> None:
     """Without it an outage parks a batch after the other, or an API gets the same row again and again."""
     server.act = odd_one(how, always=True)
-    job = raw.job(client={**CLIENT, "in_flight": 2})
+    job = raw.job(http=replace(HTTP, in_flight=2))
     raw.leases.note_set_aside("api")  # as after one that was set aside, with no success since
 
     for offsets in (range(100), [3]):
@@ -343,7 +343,7 @@ def test_answers_without_any_status_stop_the_sink(raw: Tasks, server: Scripted, 
     """Without it a typing error in `results` counts what was refused as delivered; or sends it for ever."""
     server.act = polite(body)
     job = raw.job(cut=CallSize(rows=2))
-    job = replace(job, policy=replace(job.policy, results=BulkResults("items", "statuz", id="offset")))
+    job = changed(job, policy=replace(job.plan.policy, results=BulkResults("items", "statuz", id="offset")))
 
     def post(configuration: str) -> None:
         whole(raw, rows(range(many)), job=job, configuration=configuration).deliver_all()
@@ -376,7 +376,7 @@ def test_a_row_that_is_always_told_to_wait_keeps_no_other_waiting(raw: Tasks, se
     server.act = busy
     job = raw.job()
 
-    sent = raw.run(replace(job, policy=replace(job.policy, elapsed=1.0)), rows(range(300)))
+    sent = raw.run(changed(job, policy=replace(job.plan.policy, elapsed=1.0)), rows(range(300)))
 
     assert (sent.counts["delivered"], sent.counts["left"], sent.tried) == (299, 1, ['[["events", 0, 3, 3]]'])
 
@@ -416,7 +416,7 @@ def test_a_row_waits_as_long_as_it_was_told_over_rounds(
     waiting = {3, 9, 21, 22}
     server.act = told_once(times, waiting, "200 OK" if results else "429 Too Many Requests")
     job = raw.job()
-    batch = whole(raw, rows(range(40)), job=replace(job, policy=replace(job.policy, elapsed=1.0, results=results)))
+    batch = whole(raw, rows(range(40)), job=changed(job, policy=replace(job.plan.policy, elapsed=1.0, results=results)))
 
     batch.deliver_all()
 
@@ -432,7 +432,7 @@ def test_a_row_waits_as_long_as_it_was_told_over_restarts(raw: Tasks, server: Sc
     times: dict[int, list[float]] = {}
     server.act = told_once(times, {3, 5})
     job = raw.job()
-    job = replace(job, policy=replace(job.policy, elapsed=elapsed))
+    job = changed(job, policy=replace(job.plan.policy, elapsed=elapsed))
 
     reports = send_task(job)(iter([rows(range(8))]))
     while len(times) < 8:
@@ -451,7 +451,7 @@ def test_rows_behind_one_that_waits_keep_their_order(raw: Tasks, server: Scripte
     times: dict[int, list[float]] = {}
     server.act = told_once(times, {3})
     job = raw.job(cut=CallSize(orders=8))
-    job = replace(job, policy=replace(job.policy, elapsed=1.0))
+    job = changed(job, policy=replace(job.plan.policy, elapsed=1.0))
     keys = [b"a" if offset in (3, 6) else b"b" for offset in range(8)]
 
     whole(raw, rows(range(8), lanes=keys), job=job).deliver_all()
@@ -489,10 +489,10 @@ def test_large_calls_are_in_flight_within_their_bytes(raw: Tasks, server: Script
 
     server.act = slow
     batch = rows(range(24)).set_column(5, "_row", pa.array([b"x" * large] * 24))
-    job = raw.job(cut=CallSize(), client={**CLIENT, "in_flight": 8}, bytes_in_flight=7 * large)
-    form = replace(job.form, body=replace(job.form.body, compressed=compressed))
+    job = raw.job(cut=CallSize(), http=replace(HTTP, in_flight=8), bytes_in_flight=7 * large)
+    form = replace(job.plan.form, body=replace(job.plan.form.body, compressed=compressed))
 
-    sent = raw.run(replace(job, form=form), batch)
+    sent = raw.run(changed(job, form=form), batch)
 
     assert sent.counts["delivered"] == 24
     assert server.most_open == (2 if compressed else 3)
@@ -511,6 +511,6 @@ def test_a_right_that_ends_stops_the_sink_although_others_were_taken(raw: Tasks,
     server.act = until
 
     with pytest.raises(StartError, match="403"):
-        whole(raw, rows(range(500)), job=raw.job(client={**CLIENT, "in_flight": 2})).deliver_all()
+        whole(raw, rows(range(500)), job=raw.job(http=replace(HTTP, in_flight=2))).deliver_all()
 
     assert len(server.seen) <= 20 + 10 + 2

@@ -19,7 +19,7 @@ from router_rest.delivery.batcher import CallSize
 from router_rest.delivery.receipts import Responses
 from router_rest.logins.auth import Auth
 from router_rest.logins.credentials import SecretMask, forms_of
-from tests.rest.tasks import Tasks, rows, tasks
+from tests.rest.tasks import Tasks, changed, rows, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,7 +87,7 @@ def test_no_secret_is_kept_of_an_answer(sending: Tasks, server: Scripted, lake: 
     landed = StagedParts(lake, "silver.answers", "games:run/wins/rest", 0)
     job = sending.job(auth=Auth.model_validate(AUTHS[auth]), cut=CallSize(rows=2), responses=Responses(landed))
 
-    sent = sending.run(replace(job, policy=replace(job.policy, attempts=2, results=results)), rows(range(2)))
+    sent = sending.run(changed(job, policy=replace(job.plan.policy, attempts=2, results=results)), rows(range(2)))
 
     parts = [row for kept in (sending.parts, landed) for _, part in kept.read() for row in part.to_pylist()]
     told = "\n".join([repr(sent), repr(parts), *(str(one) for row in parts for one in row.values())])

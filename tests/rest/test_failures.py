@@ -16,7 +16,7 @@ from router_rest.limits.messages import Pace
 from router_rest.limits.sliding_window import RateLimit
 from router_rest.logins.auth import Auth
 from tests.rest.scripted import Scripted, polite
-from tests.rest.tasks import CLIENT, KEYED, PACE, Tasks, hurry, rows, tasks
+from tests.rest.tasks import HTTP, KEYED, PACE, Tasks, changed, hurry, rows, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -109,9 +109,9 @@ def test_a_call_that_always_fails_lets_others_go_on_and_is_named(sending: Tasks)
 def test_an_answer_that_does_not_end_is_an_answer(sending: Tasks, how: Any) -> None:
     """Without it one answer fills the memory of a worker, or holds a task for ever; and its rows are sent again."""
     sending.api.play(failures=[Failure(how=how, status=200, processed=True, times=5)])
-    client = {**CLIENT, "total": 0.5, "read": 0.5, "most": 10_000}
+    client = replace(HTTP, total=0.5, read=0.5, most=10_000)
 
-    sent = sending.run(sending.job(client=client, keyed=None), rows(range(50)))
+    sent = sending.run(sending.job(http=client, keyed=None), rows(range(50)))
 
     assert (sent.counts["delivered"], sent.counts["left"]) == (50, 0)
     sending.prove(rows(range(50)), keyed=True)
@@ -138,7 +138,7 @@ def test_a_certificate_of_nobody_gets_no_row(lake: Lake, certificates: Certifica
     with Api(certificate=File(certificates.here)) as api, tasks(api, lake) as sending:
         sent = sending.run(sending.job(auth=auth), rows(range(20)))
         arrived = api.stats().arrived
-        trusting = sending.job(auth=auth, client={**CLIENT, "verify": certificates.here})
+        trusting = sending.job(auth=auth, http=replace(HTTP, verify=certificates.here))
         sending.drain(trusting, rows(range(20)))
         sending.prove(rows(range(20)), keyed=True)
 
@@ -211,7 +211,7 @@ def test_tokens_are_renewed_ahead_and_used_while_they_are_good(sending: Tasks, l
         oauth = {"token_url": f"{server.url}/token", "client_id": "demo", "client_secret": "hush-hush"}
         pace = replace(PACE, limits=(RateLimit(20, None, 1.0),))
         job = sending.job(auth=Auth.model_validate({"oauth": oauth}), pace=pace)
-        sent = sending.run(replace(job, form=replace(job.form, url=server.url)), rows(range(130)))
+        sent = sending.run(changed(job, form=replace(job.plan.form, url=server.url)), rows(range(130)))
         arrived = [seen for seen in server.seen if "/token" not in seen.line]
 
     assert (sent.counts["delivered"], expiring.refused, len(arrived)) == (130, 0, 130)
@@ -258,7 +258,7 @@ def test_a_token_server_that_is_away_for_a_while_makes_rows_wait(sending: Tasks)
 def test_a_call_that_is_sent_again_takes_a_token(sending: Tasks) -> None:
     """Without it a server that closes its connections gets more calls than its limit: a token is for one of them."""
     sending.api.play(failures=[Failure(how="hangup", share=0.5)])
-    job = sending.job(policy=replace(sending.job().policy, attempts=100))
+    job = sending.job(policy=replace(sending.job().plan.policy, attempts=100))
 
     sending.drain(job, rows(range(60)))
 

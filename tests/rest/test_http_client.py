@@ -7,6 +7,7 @@ import pickle
 import socket
 import threading
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -70,7 +71,7 @@ def test_many_calls_are_in_flight_and_never_more_than_allowed(server: Scripted) 
             talk.answer()
 
     async def all_at_once() -> tuple[list[Response], int]:
-        client = HttpClient(**OPTIONS)
+        client = HttpClient(OPTIONS)
         try:
             return await asyncio.gather(*[client.send(post(server.url)) for _ in range(40)]), client.opened_count
         finally:
@@ -90,7 +91,7 @@ def test_connections_to_many_hosts_are_limited_together() -> None:
         open_at = []
 
         async def in_turn() -> list[Response]:
-            client = HttpClient(**{**OPTIONS, "in_flight": 2})
+            client = HttpClient(replace(OPTIONS, in_flight=2))
             answers = []
             for _ in range(2):
                 for server in servers:
@@ -173,7 +174,7 @@ def test_who_sends_is_asked_before_a_call_is_sent_again(server: Scripted, allowe
             raise LookupError("nothing may go out")
 
     async def story() -> Any:
-        client = HttpClient(**OPTIONS)
+        client = HttpClient(OPTIONS)
         await client.send(post(server.url, b"1", method), again)
         try:
             return await client.send(post(server.url, b"2", method), again)
@@ -203,7 +204,7 @@ def test_a_call_is_asked_for_when_it_has_its_connection(server: Scripted, allowe
             raise LookupError("nothing may go out")
 
     async def story() -> tuple[Any, int]:
-        client = HttpClient(**OPTIONS)
+        client = HttpClient(OPTIONS)
         try:
             return await client.send(post(server.url), ready=ready), client.open_count
         except LookupError as error:
@@ -232,7 +233,7 @@ def test_a_call_that_is_sent_again_does_not_try_stale_connections_one_by_one(ser
             talk.answer(b"fresh")
 
     async def story() -> Response:
-        client = HttpClient(**OPTIONS)
+        client = HttpClient(OPTIONS)
         await asyncio.gather(*[client.send(post(server.url)) for _ in range(2)])
         answer = await client.send(post(server.url))
         await client.close()
@@ -374,7 +375,7 @@ def test_the_time_of_a_call_begins_with_the_call(server: Scripted) -> None:
             talk.answer()
 
     async def story(loop: Skipping) -> list[Any]:
-        client = HttpClient(**{**OPTIONS, "read": 1000, "total": 1500})
+        client = HttpClient(replace(OPTIONS, read=1000, total=1500))
         outcomes = []
         for number, skips in enumerate([[500, 400], [500, 400], [500, 600]]):
             call = asyncio.create_task(outcome(client, post(server.url)))
@@ -420,7 +421,7 @@ def test_what_nobody_asked_for_is_never_an_answer(server: Scripted, extra: bytes
         talk.wait()
 
     async def two() -> list[Any]:
-        client = HttpClient(**OPTIONS)
+        client = HttpClient(OPTIONS)
         first = await outcome(client, post(server.url, b"1"))
         sent.set()
         if later:
@@ -453,7 +454,7 @@ def test_a_request_that_is_still_going_out_is_not_given_up(server: Scripted) -> 
         talk.answer()
 
     async def story(loop: Skipping) -> Any:
-        client = HttpClient(**{**OPTIONS, "read": 1000, "total": 5000})
+        client = HttpClient(replace(OPTIONS, read=1000, total=5000))
         call = asyncio.create_task(outcome(client, post(server.url, b"a" * (16 << 20))))
         await asyncio.to_thread(begun.wait, PATIENCE)
         for _ in range(4):
@@ -536,7 +537,7 @@ def test_a_cancelled_call_leaves_no_connection_and_no_place_behind(server: Scrip
         talk.wait()
 
     async def cancel() -> tuple[Response, int, int]:
-        client = HttpClient(**{**OPTIONS, "in_flight": 1})
+        client = HttpClient(replace(OPTIONS, in_flight=1))
         task = asyncio.create_task(client.send(post(server.url)))
         await asyncio.to_thread(arrived.wait, PATIENCE)
         task.cancel()
@@ -559,7 +560,7 @@ def test_a_call_is_cancelled_at_any_moment(server: Scripted, rounds: int) -> Non
     """While it waits for a place, for a connection, or for the answer."""
 
     async def cancel() -> tuple[Response, int]:
-        client = HttpClient(**{**OPTIONS, "in_flight": 2})
+        client = HttpClient(replace(OPTIONS, in_flight=2))
         tasks = [asyncio.create_task(client.send(post(server.url))) for _ in range(6)]
         for _ in range(rounds):
             await asyncio.sleep(0)
@@ -579,7 +580,7 @@ def test_a_call_is_cancelled_at_any_moment(server: Scripted, rounds: int) -> Non
 
 def test_closing_ends_what_is_under_way(server: Scripted) -> None:
     async def close() -> list[Any]:
-        client = HttpClient(**OPTIONS)
+        client = HttpClient(OPTIONS)
         task = asyncio.create_task(outcome(client, post(server.url)))
         while not server.seen:
             await asyncio.sleep(0.01)
@@ -616,7 +617,7 @@ def test_closing_ends_an_answer_that_still_comes(
     """Without it an API that sends a byte now and then holds up a run that ends."""
 
     async def close_while_reading(server: Scripted) -> tuple[Any, bool]:
-        client = HttpClient(**OPTIONS, verify=certificates.here)
+        client = HttpClient(replace(OPTIONS, verify=certificates.here))
         call = asyncio.create_task(outcome(client, post(server.url)))
         while not server.seen or not client.open_count:
             await asyncio.sleep(0.01)

@@ -10,6 +10,7 @@ import shutil
 import ssl
 import sys
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -190,7 +191,7 @@ def test_a_body_may_end_with_its_connection_over_tls(server: Scripted, certifica
 
 def test_cancelled_calls_leave_nothing_behind_over_tls(server: Scripted, certificates: Certificates) -> None:
     async def cancel() -> tuple[list[object], Response, int]:
-        client = HttpClient(**{**OPTIONS, "in_flight": 2, "verify": certificates.here})
+        client = HttpClient(replace(OPTIONS, in_flight=2, verify=certificates.here))
         tasks = [asyncio.create_task(client.send(post(server.url))) for _ in range(6)]
         for task in tasks:
             await asyncio.sleep(0.002)

@@ -58,7 +58,7 @@ def test_each_account_has_its_own_limit_and_a_hot_one_keeps_nobody_waiting(sendi
     """Without it an account with most of the rows is the pace of all, or takes what an API allows another one."""
     accounts = ["hot"] * 12 + [f"account {at % 20}" for at in range(40)] + [None]
 
-    sent = sending.run(sending.job(pace=FIVE, of_key=of_key), of_accounts(accounts))
+    sent = sending.run(sending.job(pace=FIVE, calls_of_key=of_key), of_accounts(accounts))
 
     assert sent.counts["delivered"] == len(accounts)
     came = arrivals(sending, accounts)
@@ -75,7 +75,7 @@ def test_a_hot_key_is_left_for_the_next_round_when_too_much_of_it_waits(
     """Without it memory fills with rows of one account, or those of others wait behind them."""
     monkeypatch.setattr("router_rest.delivery.batcher.STANDING_CALLS_PER_PLACE", 0.1)
     accounts = ["hot"] * 10 + ["cold"] * 2
-    job = sending.job(pace=FIVE, of_key=1)
+    job = sending.job(pace=FIVE, calls_of_key=1)
 
     sent = sending.run(job, of_accounts(accounts))
 
@@ -91,7 +91,7 @@ def test_calls_have_rows_of_one_account(sending: Tasks) -> None:
     """Without it a call takes a token of one account for rows of another one."""
     accounts = ["a", "b"] * 10
 
-    sent = sending.run(sending.job(pace=FIVE, of_key=1, cut=CallSize(rows=4)), of_accounts(accounts))
+    sent = sending.run(sending.job(pace=FIVE, calls_of_key=1, cut=CallSize(rows=4)), of_accounts(accounts))
 
     bodies = [json.loads(one["body"]) for one in sending.api.requests(100)]
     assert sent.counts["delivered"] == 20

@@ -12,13 +12,12 @@ import pytest
 
 from router import Batch
 from router.delta.commit import StagedParts
-from router_rest.batch import OpenSink, admit_tasks
+from router_rest.batch import admit_tasks
 from router_rest.delivery.batcher import Call
 from router_rest.delivery.receipts import RECEIPT_SCHEMA, Owner, Settled, make_receipts
 from router_rest.limits.lease_server import LeaseServer
 from router_rest.limits.messages import Pace
 from router_rest.limits.sliding_window import RateLimit
-from router_rest.logins.credentials import Credentials
 from router_rest.sink import Rest
 from tests.rest.tasks import OWNER, Tasks, hurry
 from tests.rest.test_key_limits import of_accounts
@@ -63,10 +62,10 @@ def sent(owner: Owner, ago: float, *, first: int, calls: int, rows: int = 1, att
 def again(leases: LeaseServer, lake: Lake, folder: Path, **limits: Any) -> float:
     """Admit a sink; return after how many seconds it may call."""
     options = Rest.model_validate({"url": "https://api.test/events", **limits})
-    sink: Any = OpenSink(options, folder, None, None, lambda: Credentials(None))  # type: ignore[arg-type]
+    options._folder = folder
     batch = Batch("games", 7, "wins", "rest", keeps=lambda table: StagedParts(lake, table, "games:run/wins/rest", 7))
     for _ in range(2):
-        with admit_tasks(sink, leases, batch):
+        with admit_tasks(options, leases, batch):
             found = leases.outlook(options.limit).retry_after
     return found
 
@@ -154,11 +153,11 @@ def test_three_starts_within_an_hour_share_the_hour_of_each_account(
         limits = {"limits": [{"calls": 4, "per": "hour"}], "limit_by": "event.account"}
         options = Rest.model_validate({"url": f"{api.url}/events", **limits})
         pace = Pace((RateLimit(4, None, 3600.0),), options.max_in_flight, keyed=True)
-        sink: Any = OpenSink(options, tmp_path, None, None, lambda: Credentials(None))  # type: ignore[arg-type]
+        options._folder = tmp_path
         try:
-            with admit_tasks(sink, leases, batch):
+            with admit_tasks(options, leases, batch):
                 sending, owner = Tasks(api, parts, leases), replace(OWNER, limit=options.limit)
-                job = sending.job(pace=pace, limit=options.limit, of_key=1, owner=owner)
+                job = sending.job(pace=pace, limit=options.limit, calls_of_key=1, owner=owner)
                 sending.run(job, of_accounts(accounts, first=5 * start))
         finally:
             leases.stop()

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 
 from router_rest.answers.classifier import Classifier, next_steps
-from router_rest.batch import form_of, policy_of
 from router_rest.delivery.batcher import Call, CallSize
 from router_rest.delivery.call import RequestForm
+from router_rest.delivery.send_plan import form_of, policy_of
 from router_rest.http_client.response import Response, ResponseHeaders
 from router_rest.templates import CALL_METHODS
 from router_sinks import Rest
-from tests.rest.tasks import Tasks, rows, tasks
+from tests.rest.tasks import Tasks, changed, rows, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,7 +55,7 @@ def test_a_call_has_rows_of_one_method_and_goes_out_by_it(sending: Tasks, server
     methods = [CALL_METHODS[at % 3] for at in range(30)]
     job = sending.job(cut=CallSize(rows=size))
 
-    sent = sending.run(replace(job, form=replace(job.form, method="")), by_method([*methods, None]))
+    sent = sending.run(changed(job, form=replace(job.plan.form, method="")), by_method([*methods, None]))
 
     assert (sent.counts["delivered"], [one["reason"] for one in sent.dead]) == (
         30,
@@ -73,7 +73,7 @@ def test_an_upsert_does_not_overtake_the_deletion_before_it(sending: Tasks, serv
     job = sending.job(cut=CallSize(rows=8, orders=16, groups=100))
     batch = by_method(methods, lanes=[b"key %d" % (at // 4 % 5) for at in range(40)])
 
-    sending.run(replace(job, form=replace(job.form, method="")), batch)
+    sending.run(changed(job, form=replace(job.plan.form, method="")), batch)
 
     order = [(row["offset"], seen.line.split(" ")[0]) for seen in server.seen for row in json.loads(seen.body)]
     assert sorted(order) == list(enumerate(methods))
@@ -99,7 +99,7 @@ def test_what_an_earlier_attempt_has_deleted_is_delivered(
     server.act = gone_after_a_reset
     job = sending.job()
 
-    sent = sending.run(replace(job, form=replace(job.form, method="")), by_method([method]))
+    sent = sending.run(changed(job, form=replace(job.plan.form, method="")), by_method([method]))
 
     assert sent.counts["delivered"] == delivered
     assert [row["in_doubt"] for row in sending.receipts()] == [True] * delivered

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,14 +13,14 @@ from router_demo.api import Api, Failure
 from router_rest.limits.lease_server import LeaseServer
 from router_rest.limits.messages import Pace
 from router_rest.limits.sliding_window import RateLimit
-from tests.rest.tasks import CLIENT, KEYED, Tasks, hurry, rows, tasks
+from tests.rest.tasks import HTTP, KEYED, Tasks, hurry, rows, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from router.delta.lake import Lake
 
-BRIEF = {**CLIENT, "connect": 0.4, "read": 0.4, "total": 0.8, "in_flight": 16}
+BRIEF = replace(HTTP, connect=0.4, read=0.4, total=0.8, in_flight=16)
 THREE = [rows(range(80), partition=partition) for partition in range(3)]
 TWO_HUNDRED = Pace((RateLimit(200, None, 1.0),), 16, share=0.85)
 """Calls that are late for a tenth of a second, on a machine that is busy, are still within the limit."""
@@ -60,7 +61,7 @@ def test_an_api_that_was_away_gets_the_rest(sending: Tasks, way: str, keyed: boo
     """Without it an outage loses rows, doubles them unseen, or is followed by a flood."""
     script = {"latency": 0.01, "idempotency": KEYED if keyed else ""}
     sending.api.play(**script)
-    job = sending.job(pace=TWO_HUNDRED, client=BRIEF, keyed=KEYED if keyed else None)
+    job = sending.job(pace=TWO_HUNDRED, http=BRIEF, keyed=KEYED if keyed else None)
 
     with sending.under_way(job, *THREE, after=40) as running:
         sending.api.play(**script, **AWAY[way])
@@ -104,7 +105,7 @@ def test_all_of_the_limit_is_used_again_soon_after_an_outage(api: Api, lake: Lak
     four = [rows(range(1250), partition=partition) for partition in range(4)]
     with tasks(api, lake) as sending, ThreadPoolExecutor(1) as thread:
         sending.api.play(latency=0.034)
-        job = sending.job(pace=Pace((RateLimit(400, None, 1.0),), 64, share=0.95), client={**CLIENT, "in_flight": 32})
+        job = sending.job(pace=Pace((RateLimit(400, None, 1.0),), 64, share=0.95), http=replace(HTTP, in_flight=32))
         running = thread.submit(sending.drain, job, *four)
         while api.stats().arrived < 800:
             time.sleep(0.05)

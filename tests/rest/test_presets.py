@@ -13,12 +13,12 @@ import pytest
 import standardwebhooks
 
 from router_rest.answers.classifier import Action, Classifier, row_action
-from router_rest.batch import cut_of, form_of, policy_of
 from router_rest.delivery.batcher import Call
+from router_rest.delivery.send_plan import cut_of, form_of, policy_of
 from router_rest.http_client.response import Response, ResponseHeaders
 from router_rest.presets import PRESETS
 from router_sinks import Rest
-from tests.rest.tasks import CLIENT, Tasks, rows, tasks
+from tests.rest.tasks import HTTP, Tasks, changed, rows, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,8 +55,8 @@ def run(sending: Tasks, server: Scripted, values: list[Any], answers: Callable[[
     server.act = act
     sink = Rest.model_validate({"url": server.url, "poison_share": 1, **options})
     policy = replace(policy_of(sink), first=0.01, longest=0.02)
-    job = sending.job(auth=sink.auth, cut=cut_of(sink), client={**CLIENT, "in_flight": 1})
-    made = replace(job, form=form_of(sink), policy=policy)
+    job = sending.job(auth=sink.auth, cut=cut_of(sink), http=replace(HTTP, in_flight=1))
+    made = changed(job, form=form_of(sink), policy=policy)
     batch = rows(range(len(values)))
     encoded = [one if isinstance(one, bytes) else json.dumps(one).encode() for one in values]
     return sending.run(made, batch.set_column(batch.schema.names.index("_row"), "_row", pa.array(encoded)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from dataclasses import replace
 from math import floor
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from router_rest.answers import classifier
 from router_rest.limits.messages import Pace
 from router_rest.limits.sliding_window import RateLimit
 from tests.rest import virtual
-from tests.rest.tasks import CLIENT, KEYED, Tasks, hurry, rows, tasks
+from tests.rest.tasks import HTTP, KEYED, Tasks, hurry, rows, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,7 +116,7 @@ def test_a_limit_that_is_cut_in_the_middle_loses_nothing(sending: Tasks, rate: i
 def test_a_slow_api_gets_no_more_calls_at_once(sending: Tasks) -> None:
     """Without it an API that takes ten times as long has ten times the calls to work on."""
     sending.api.play(latency=0.03)
-    job = sending.job(pace=Pace((), 16), client={**CLIENT, "in_flight": 16})
+    job = sending.job(pace=Pace((), 16), http=replace(HTTP, in_flight=16))
 
     with sending.under_way(job, *MANY, after=60):
         sending.api.play(latency=0.3)
@@ -131,7 +132,7 @@ def test_a_slow_api_gets_no_more_calls_at_once(sending: Tasks) -> None:
 def test_constant_timeouts_do_not_make_more_calls(sending: Tasks) -> None:
     """A constant timeout looks like a steady latency: whoever adds calls then keeps an API from its recovery."""
     sending.api.play(latency=0.05, idempotency=KEYED)
-    job = sending.job(pace=Pace((), 16), client={**CLIENT, "read": 0.4, "total": 0.4, "in_flight": 16})
+    job = sending.job(pace=Pace((), 16), http=replace(HTTP, read=0.4, total=0.4, in_flight=16))
 
     with sending.under_way(job, *MANY, after=60) as running:
         silent = sending.api.play(failures=[Failure(how="silent")], idempotency=KEYED)
@@ -171,7 +172,7 @@ def test_no_second_at_a_real_api_is_above_the_limit(api: Api, lake: Lake) -> Non
     four = [rows(range(900 * partition, 900 * partition + 900), partition=partition) for partition in range(4)]
     with tasks(api, lake) as sending:
         sending.api.play(latency=0.034)
-        job = sending.job(pace=Pace((RateLimit(1000, None, 1.0),), 64, share=0.95), client={**CLIENT, "in_flight": 32})
+        job = sending.job(pace=Pace((RateLimit(1000, None, 1.0),), 64, share=0.95), http=replace(HTTP, in_flight=32))
         sending.drain(job, *four)
 
         sending.prove(*four, keyed=True, limit=1000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -71,7 +72,7 @@ def test_no_more_calls_are_in_flight_than_allowed(server: Scripted) -> None:
             talk.answer()
 
     async def all_at_once() -> list[Response]:
-        client = HttpClient(**OPTIONS)
+        client = HttpClient(OPTIONS)
         try:
             return await asyncio.gather(*[client.send(hooked(server.url)) for _ in range(20)])
         finally:
@@ -181,7 +182,7 @@ def test_a_cancelled_call_leaves_its_thread_to_end(server: Scripted) -> None:
             talk.answer()
 
     async def cancel() -> Any:
-        client = HttpClient(**{**OPTIONS, "in_flight": 1})
+        client = HttpClient(replace(OPTIONS, in_flight=1))
         task = asyncio.create_task(client.send(hooked(server.url, b"1")))
         while not server.seen:
             await asyncio.sleep(0.01)

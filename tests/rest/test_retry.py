@@ -115,8 +115,8 @@ def delivered(line: Line, policy: Policy, *, rows: int = 1, pace: Pace = ENOUGH)
 
 
 def _delivery(line: Line, policy: Policy, lease: LeaseClient, settled: list[Settled]) -> Delivery:
-    login = TaskLogin(CredentialsClient(lease.channel), lambda given: Open())
-    login._use_credentials({"version": "1"})
+    login = TaskLogin(CredentialsClient(lease.channel))
+    login._use_credentials({"version": "1", "headers": {}})
     client: Any = line
     return Delivery(policy, RequestBuilder(FORM), client, lease, login, b"games/wins/rest", settled.append)
 

@@ -31,14 +31,14 @@ from pydantic import ValidationError
 
 from router import StartError
 from router.registry import missing_extras
-from router_rest.batch import form_of
 from router_rest.delivery.batcher import CallSize
+from router_rest.delivery.send_plan import form_of
 from router_rest.logins.auth import Auth
 from router_rest.logins.credentials import Credentials, make_login
 from router_rest.logins.task_login import TaskLogin
 from router_rest.templates import body_of
 from router_sinks import Rest
-from tests.rest.tasks import Tasks, rows, tasks
+from tests.rest.tasks import Tasks, changed, rows, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +74,7 @@ def sent(
     server.act = fails_first
     job = sending.job(path, auth=Auth.model_validate(auth), cut=CallSize(rows=2))
     body = body_of("array", "application/json", compressed=packed)
-    done = sending.run(replace(job, form=replace(job.form, body=body, **form)), rows(range(4)))
+    done = sending.run(changed(job, form=replace(job.plan.form, body=body, **form)), rows(range(4)))
 
     assert done.counts["delivered"] == 4
     assert len(server.seen) == 3
@@ -190,7 +190,7 @@ def test_a_server_of_aws_takes_what_is_signed(sqs: Any, lake: Lake, who: str) ->
     with tasks(api, lake) as running:
         job = running.job(auth=sink.auth)
         form = form_of(sink)
-        done = running.run(replace(job, form=replace(form, headers={**form.headers, **sink_headers(sink)})), batch)
+        done = running.run(changed(job, form=replace(form, headers={**form.headers, **sink_headers(sink)})), batch)
 
     if who == "nobody":
         assert "SignatureDoesNotMatch" in done.texts["wrong"]
@@ -245,7 +245,7 @@ def test_a_task_gets_other_credentials_before_its_own_end() -> None:
 
     async def story() -> None:
         lease: Any = SimpleNamespace(fetch_credentials=credentials)
-        login = TaskLogin(lease, make_login, clock=lambda: now[0])
+        login = TaskLogin(lease, clock=lambda: now[0])
         await login.open()
         for now[0] in (59.0, 61.0, 9999.0):
             await asyncio.gather(*(login.refresh_credentials() for _ in range(8)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from router import StartError
 from router_demo.api import Api
 from router_rest.batch import IDLE_TIMEOUT_SETTINGS, KILL_SETTINGS, check_spark
 from router_rest.delivery.worker import send_task
-from tests.rest.tasks import CLIENT, rows, tasks
+from tests.rest.tasks import HTTP, rows, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +68,7 @@ def test_spark_hears_of_a_task_that_waits(lake: Lake) -> None:
     reading, writing = os.pipe()
     with Api() as api, tasks(api, lake) as sending:
         api.play(latency=600)
-        job = sending.job(client={**CLIENT, "read": 300.0, "total": 300.0})
+        job = sending.job(http=replace(HTTP, read=300.0, total=300.0))
 
         def work() -> None:
             with os.fdopen(writing, "wb", 65536) as out:  # as Spark's worker writes

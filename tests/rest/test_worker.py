@@ -20,7 +20,8 @@ from router_rest.delivery.batcher import CallSize
 from router_rest.delivery.receipts import ReceiptWriter
 from router_rest.logins.auth import Auth
 from router_rest.logins.credentials import Credentials
-from tests.rest.tasks import CLIENT, KEYED, OWNER, Tasks, rows, tasks
+from router_rest.logins.task_login import CredentialsServer
+from tests.rest.tasks import HTTP, KEYED, OWNER, Tasks, changed, rows, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -172,10 +173,14 @@ def test_a_sink_that_stops_waits_briefly_for_answers(sending: Tasks, monkeypatch
     monkeypatch.setattr(worker, "LAST_ANSWERS_SECONDS", 0.2)
     sending.api.play(failures=[Failure(how=how)])
     stop = threading.Event()
-    patient = {**CLIENT, "read": 900.0, "total": 900.0}  # longer than a test may take
-    job = sending.job(client=patient)
+    patient = replace(HTTP, read=900.0, total=900.0)  # longer than a test may take
+    job = sending.job(http=patient)
     sending.leases.admit_sink(
-        OWNER.name, "api", sending.pace, credentials=Credentials(None).current_credentials, stop=stop.is_set
+        OWNER.name,
+        "api",
+        sending.pace,
+        logins=CredentialsServer(Credentials(None).current_credentials),
+        stop=stop.is_set,
     )
 
     def stop_when_calls_are_in_flight() -> None:
@@ -236,7 +241,7 @@ def test_rows_of_a_task_of_which_nothing_more_is_known_are_in_doubt(sending: Tas
 def test_rows_that_were_never_sent_are_in_no_doubt(sending: Tasks) -> None:
     """Without it every outage puts all rows in doubt."""
     sending.api.play(outage="refused")
-    sent = sending.run(sending.job(client={**CLIENT, "connect": 1.0}), rows(range(100)))
+    sent = sending.run(sending.job(http=replace(HTTP, connect=1.0)), rows(range(100)))
     assert (sent.counts["left"], "away" in sent.texts) == (100, True)
     sending.api.play()
 
@@ -283,7 +288,7 @@ def test_a_bulk_answer_is_heard_row_by_row(sending: Tasks) -> None:
     """Without it rows that a bulk API refused count as delivered."""
     sending.api.play(poison=[Poison(field="bad", values=(1,))], items=Items(id="offset", busy=0.3, shuffled=True))
     policy = replace(
-        sending.job().policy, attempts=50, results=BulkResults("items", "status", id="id", row_id="offset")
+        sending.job().plan.policy, attempts=50, results=BulkResults("items", "status", id="id", row_id="offset")
     )
 
     sent = sending.run(sending.job(cut=CallSize(rows=10), policy=policy), rows(range(40), bad={3, 17}))
@@ -325,9 +330,9 @@ def test_rows_name_headers_and_keys(sending: Tasks) -> None:
     to = pa.array([{"url": None, "values": one, "fault": None} for one in values])
     batch = rows(range(3)).set_column(4, "_to", to)
     job = sending.job(keyed=None)
-    form = replace(job.form, named=("X-Game", KEYED), row_key=True)
+    form = replace(job.plan.form, named=("X-Game", KEYED), row_key=True)
 
-    sent = sending.run(replace(job, form=form), batch)
+    sent = sending.run(changed(job, form=form), batch)
 
     assert sent.counts["delivered"] == 3
     assert {one["key"] for one in sending.api.requests(10)} == {"k1", "k2", "k3"}

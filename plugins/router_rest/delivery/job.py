@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from router_rest.delivery.receipts import Owner, Range, Status
     from router_rest.delivery.worker import TaskJob
     from router_rest.limits.lease_server import LeaseServer
-    from router_rest.options import MaxOutage
 
 
 Tried: TypeAlias = "tuple[Range, ...]"
@@ -124,7 +123,7 @@ def park_task(
 
     def park_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         earlier_receipts = KnownReceipts.from_parts(job.parts)
-        batcher = Batcher(job.cut)
+        batcher = Batcher(job.plan.cut)
         for rows in batches:
             calls: list[Call] = []
             for row in job.reader.read_rows(rows):
@@ -173,9 +172,11 @@ def _settle_parked(job: TaskJob, call: Call, reason: str, status: Status) -> Set
     if call.rows == [b""]:  # no call can be made of it
         return Settled(call, status, time.time(), reason=reason)
     owner = job.owner.name.encode()
-    name = call.call_id(job.form.body.join_rows(call.rows), owner)
+    name = call.call_id(job.plan.form.body.join_rows(call.rows), owner)
     call.drop_rows()
-    return Settled(call, status, time.time(), id=name, key=job.form.idempotency_key(call, name, owner), reason=reason)
+    return Settled(
+        call, status, time.time(), id=name, key=job.plan.form.idempotency_key(call, name, owner), reason=reason
+    )
 
 
 log = logging.getLogger("router")
@@ -259,9 +260,7 @@ class BatchJob:
     """The Spark jobs that send one batch.
 
     `columns` makes `batcher.TASK_COLUMNS` from events; `plan` says which task gets which rows, and `order` by which
-    columns they are sorted. `job` is what each task gets. `share` of the rows may be refused. `limit` is the name
-    of their limit at the server of `leases`. A call that fails `rounds` times while others are taken is set aside, with
-    the status `odd`. `configuration` tells configurations apart.
+    columns they are sorted. `job` is what each task gets; its limit is one of the server of `leases`.
     """
 
     events: DataFrame
@@ -270,23 +269,17 @@ class BatchJob:
     plan: PartitionPlan
     job: TaskJob
     leases: LeaseServer
-    limit: str
-    share: float
-    max_outage: MaxOutage | None = None
     order: tuple[str, ...] = ("_topic", "_partition", "_offset")
     outage: OutageClock = field(default_factory=OutageClock)
-    rounds: int = 3
-    odd: Status = "parked"
-    configuration: str = ""
     _said: float = 0.0
     _pause: float = 0.0
     _why: str = ""
     _unread: str = ""
 
     @property
-    def dead_at_most(self) -> int:
-        """Return how many rows may be refused."""
-        return allowed_refusals(self.plan.rows, self.share)
+    def limit(self) -> str:
+        """Return the name of the limit that calls are under."""
+        return self.job.plan.limit
 
     def run(self) -> Outcome:
         """Send all rows; return what became of them. Raises ConnectionError when stopped, StartError for a setting."""
@@ -301,7 +294,7 @@ class BatchJob:
     def deliver_all(self) -> None:
         """Send until every row has a receipt. Raises as `run` does."""
         for notes, _ in self.job.parts.read([]):
-            if self.configuration and notes.get("stopped") == self.configuration:
+            if self.job.plan.configuration and notes.get("stopped") == self.job.plan.configuration:
                 raise StartError(notes["why"])
         while rows_left := self.run_job():
             if self.set_aside_failed() >= rows_left:
@@ -358,7 +351,7 @@ class BatchJob:
 
     def _has_overdue_rows(self) -> bool:
         """Return whether rows are to be parked. Raises StartError if the stream is to stop for them."""
-        limit = self.max_outage
+        limit = self.job.plan.max_outage
         if limit is None or limit.then == "wait":
             return False
         away = self.outage.seconds_away
@@ -376,22 +369,22 @@ class BatchJob:
 
     def set_aside_failed(self) -> int:
         """Give calls that have failed in too many rounds a receipt; return how many rows."""
-        only = self.outage.failed_ranges(self.rounds)
+        only = self.outage.failed_ranges(self.job.plan.rounds)
         if not only:
             return 0
         self.leases.note_set_aside(self.limit)
-        why = f"the API has not taken it in {self.rounds} rounds, though it answers: {self._why}"
-        if self.odd == "dead":
+        why = f"the API has not taken it in {self.job.plan.rounds} rounds, though it answers: {self._why}"
+        if self.job.plan.set_aside_as == "dead":
             self._check_dead(sum(last - first + 1 for *_, first, last in only), why)
-        return self._park_ranges(why, only, self.odd)
+        return self._park_ranges(why, only, self.job.plan.set_aside_as)
 
     def park_overdue(self) -> int:
         """Give rows that have waited for too long a receipt; return how many."""
-        assert self.max_outage is not None
+        assert self.job.plan.max_outage is not None
         why = "the API has not taken it for longer than max_outage"
-        if self.outage.seconds_away > self.max_outage.after:
+        if self.outage.seconds_away > self.job.plan.max_outage.after:
             return self._park_ranges(why, None, "parked")
-        return self._park_ranges(why, self.outage.overdue_ranges(self.max_outage.after), "parked")
+        return self._park_ranges(why, self.outage.overdue_ranges(self.job.plan.max_outage.after), "parked")
 
     def _park_ranges(self, why: str, only: Sequence[Range] | None, status: Status) -> int:
         write_receipts = self.batch.guarded(park_task(self.job, why, only, status=status))
@@ -418,7 +411,7 @@ class BatchJob:
             f"{self.limit} does not say what became of rows: {why}; nothing is sent until the configuration changes: "
             f"then the {parked} rows that were sent are parked, and `router replay` sends them"
         )
-        self.job.parts.write(make_receipts(self.job.owner, []), {"stopped": self.configuration, "why": text})
+        self.job.parts.write(make_receipts(self.job.owner, []), {"stopped": self.job.plan.configuration, "why": text})
         raise StartError(text)
 
     def _place_rows(self) -> DataFrame:
@@ -441,7 +434,7 @@ class BatchJob:
 
     def _check_dead(self, more: int, why: str) -> None:
         dead = more + sum(status == "dead" for status in self._receipt_statuses())
-        if dead > self.dead_at_most:
+        if dead > self.job.dead_at_most:
             raise StartError(f"{self.limit} refuses {dead} of {self.plan.rows} rows, such as: {why}")
 
     def _log_waiting(self, result: JobResult) -> None:

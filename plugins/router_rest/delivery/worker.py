@@ -40,16 +40,12 @@ from router_rest.limits.timers import run_with_precise_timers
 from router_rest.logins.task_login import CredentialsClient, TaskLogin
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-
-    from requests.auth import AuthBase
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
     from router import Encoding, Parts
-    from router_rest.answers.classifier import Policy
     from router_rest.channel.protocol import ServerAddress
-    from router_rest.delivery.batcher import CallSize
-    from router_rest.delivery.call import RequestForm
     from router_rest.delivery.receipts import Owner, Place, Range, Responses
+    from router_rest.delivery.send_plan import SendPlan
 
 REPORT_DDL = f"kind string, rows bigint, text string, why string, answered boolean, receipt struct<{RECEIPT_DDL}>"
 """What tasks return: how many rows got a receipt (`delivered`, `parked`), had one (`known`), were `refused`, or are
@@ -242,43 +238,29 @@ _MAX_NAMED_CALLS = 1000
 class TaskJob:
     """All that a task is given; it is pickled to executors, so nothing in it is secret.
 
-    `client`: the arguments of HttpClient. `authorise` turns what the driver gives into an `AuthBase`. A task gives up
-    when more than `dead_at_most` of its rows are refused, for then it is not the rows that are wrong.
-    `responses` lands the answers, before their receipts. Its calls take about `bytes_in_flight` of memory. `of_key`: so
-    many calls of a key ask for a token where each key has its own limit, with `by_host` each host; 0: none has.
+    A task gives up when more than `dead_at_most` of its rows are refused, for then it is not the rows that are wrong.
+    `responses` lands the answers, before their receipts.
     """
 
+    plan: SendPlan
     owner: Owner
     parts: Parts
     encoding: Encoding
-    form: RequestForm
-    cut: CallSize
-    policy: Policy
     address: ServerAddress
-    client: Mapping[str, Any]
-    authorise: Callable[[Mapping[str, Any]], AuthBase]
     dead_at_most: int
     responses: Responses | None = None
-    bytes_in_flight: int = 64 << 20
-    of_key: int = 0
-    by_host: bool = False
 
     @property
     def reader(self) -> RowReader:
         """Return a reader of the rows."""
-        form = self.form
+        form = self.plan.form
         return RowReader(
             self.encoding,
             form.body,
             urls=not form.url,
             values=bool(form.named) or not form.method,
-            by_host=self.by_host,
+            by_host=self.plan.by_host,
         )
-
-    @property
-    def in_flight(self) -> int:
-        """Return how many calls a task makes at a time."""
-        return int(self.client["in_flight"])
 
 
 Stretch = tuple["Place", Any, int]
@@ -383,16 +365,18 @@ class TaskWorker:
 
     def __post_init__(self) -> None:
         job = self.job
-        times = 3 if job.form.body.compressed else 2
-        self._queue = CallQueue(job.in_flight * _CALLS_AHEAD, job.bytes_in_flight, times, job.of_key)
+        plan = job.plan
+        times = 3 if plan.form.body.compressed else 2
+        calls_ahead = plan.http.in_flight * _CALLS_AHEAD
+        self._queue = CallQueue(calls_ahead, plan.bytes_in_flight, times, plan.calls_of_key)
         self._receipts = ReceiptWriter(job.parts, job.owner, job.responses)
         self._feeder = Feeder(
-            Batcher(job.cut),
+            Batcher(plan.cut),
             job.reader,
             known=self.known,
             receipts=self._receipts,
             queue=self._queue,
-            chunk=job.in_flight * _CALLS_AHEAD * job.cut.rows,
+            chunk=calls_ahead * plan.cut.rows,
             settle=self._settle_rows,
         )
 
@@ -402,12 +386,12 @@ class TaskWorker:
         client = None
         try:
             lease = await LeaseClient.open(self.job.address, self.job.owner.name)
-            login = TaskLogin(CredentialsClient(lease.channel), self.job.authorise)
+            login = TaskLogin(CredentialsClient(lease.channel))
             await login.open()
-            client = HttpClient(**self.job.client, proxies=login.proxies)
+            client = HttpClient(self.job.plan.http, login.proxies)
             self._delivery = Delivery(
-                self.job.policy,
-                RequestBuilder(self.job.form),
+                self.job.plan.policy,
+                RequestBuilder(self.job.plan.form),
                 client,
                 lease,
                 login,
@@ -434,7 +418,7 @@ class TaskWorker:
 
     async def _deliver_batches(self, batches: AsyncIterator[pa.RecordBatch]) -> None:
         keeping = asyncio.create_task(self._receipts.keep_writing())
-        workers = [asyncio.create_task(self._deliver_queued()) for _ in range(self.job.in_flight)]
+        workers = [asyncio.create_task(self._deliver_queued()) for _ in range(self.job.plan.http.in_flight)]
         for coroutine in (keeping, *workers):
             coroutine.add_done_callback(self._stop_on_failure)
         try:
@@ -466,7 +450,7 @@ class TaskWorker:
                 part.drop_rows()
             self._left += rest
             self._queue.on_finished(call, whole=not rest)
-            if self._receipts.size > self.job.bytes_in_flight // 4:
+            if self._receipts.size > self.job.plan.bytes_in_flight // 4:
                 await self._receipts.flush()
             if self._delivery.ending.is_set():
                 self._stop_sending(ENDED_KIND, "")

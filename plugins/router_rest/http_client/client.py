@@ -28,6 +28,7 @@ from yarl import URL
 from router_rest.http_client.requests_client import RequestsClient
 from router_rest.http_client.response import (
     PROXY_LOGIN_WANTED,
+    HttpOptions,
     InDoubt,
     Response,
     ResponseHeaders,
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from aiohttp.client_proto import ResponseHandler
     from requests import PreparedRequest
 
-MAX_CONNECTION_AGE_SECONDS = 300.0
-"""Seconds after which a connection is not used again: a name may lead elsewhere by now."""
 MAX_DRAINED_BYTES, MAX_DRAIN_SECONDS = 1 << 20, 1.0
 """Bytes of a body that is too long which are read, and the seconds for it: a new connection may take longer."""
 MAX_IDLE_SECONDS = 30.0
@@ -66,50 +65,25 @@ HEADERS_NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 class HttpClient:
     """The connections and requests of one task; it belongs to one event loop, and is made there.
 
-    connect: seconds for the name, the connection and TLS together. read: seconds of silence once a request is out.
-    total: seconds for all of it. most: bytes of a body that are read. in_flight: requests that are sent, and
-    connections that are open, at a time; further ones wait. age: seconds for which a connection is used. verify, cert,
-    proxies: as for `requests`, but variables of the environment have no effect; `no` in proxies are hosts without one.
+    `proxies` are as for `requests`, but variables of the environment have no effect; `no` in it are hosts without one.
     """
 
-    def __init__(
-        self,
-        *,
-        connect: float,
-        read: float,
-        total: float,
-        most: int,
-        in_flight: int,
-        age: float = MAX_CONNECTION_AGE_SECONDS,
-        verify: bool | str = True,
-        cert: str | tuple[str, str] | None = None,
-        proxies: Mapping[str, str] | None = None,
-    ) -> None:
-        self._most = most
-        self._verify, self._cert = verify, cert
+    def __init__(self, options: HttpOptions, proxies: Mapping[str, str] | None = None) -> None:
+        self._options = options
         self._proxies = proxies or {}
         self._tls: ssl.SSLContext | None = None
-        self._places = asyncio.Semaphore(in_flight)
-        self._connections = Connections(in_flight, age)
+        self._places = asyncio.Semaphore(options.in_flight)
+        self._connections = Connections(options.in_flight, options.age)
         self._session = aiohttp.ClientSession(
             connector=self._connections,
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=total, connect=connect, sock_read=read),
+            timeout=aiohttp.ClientTimeout(total=options.total, connect=options.connect, sock_read=options.read),
             skip_auto_headers=HEADERS_NOT_ADDED,
             auto_decompress=False,  # a small body may hold gigabytes: `decode_body` stops in time
             max_line_size=MAX_HEAD_BYTES,
             max_field_size=MAX_HEAD_BYTES,
         )
-        self._with_hooks = RequestsClient(
-            connect=connect,
-            read=read,
-            total=total,
-            most=most,
-            in_flight=in_flight,
-            verify=verify,
-            cert=cert,
-            proxies=proxies,
-        )
+        self._with_hooks = RequestsClient(options, self._proxies)
 
     @property
     def opened_count(self) -> int:
@@ -197,7 +171,7 @@ class HttpClient:
         """Return the proxy and the TLS context for a URL. Raises Unsent for a TLS file that cannot be used."""
         if url.scheme == "https" and self._tls is None:
             try:
-                self._tls = tls_context(self._verify, self._cert)
+                self._tls = tls_context(self._options.verify, self._options.cert)
             except UnusableFile as error:
                 raise Unsent(str(error)) from None
         return {"ssl": self._tls or True, "proxy": self._find_proxy(url)}
@@ -214,7 +188,7 @@ class HttpClient:
         body, whole = await self._read_body(response)
         headers = ResponseHeaders.from_pairs(response.headers.items())
         if "content-encoding" in headers:
-            body, all_of_it = decode_body(body, headers["content-encoding"], self._most)
+            body, all_of_it = decode_body(body, headers["content-encoding"], self._options.most)
             whole = whole and all_of_it
         return Response(response.status, headers, body, attempt.seconds, whole)
 
@@ -226,11 +200,11 @@ class HttpClient:
             async for part in response.content.iter_any():
                 parts.append(part)
                 size += len(part)
-                if size > self._most:
+                if size > self._options.most:
                     # the status holds, whatever comes: a connection that is read to its end can be used again
                     with suppress(aiohttp.ClientError, OSError, asyncio.TimeoutError):
                         await asyncio.wait_for(_drain_body(response, MAX_DRAINED_BYTES), MAX_DRAIN_SECONDS)
-                    return b"".join(parts)[: self._most], False
+                    return b"".join(parts)[: self._options.most], False
         except asyncio.TimeoutError:  # the status holds: to send it again would be a second delivery
             return b"".join(parts), False
         except (aiohttp.ClientError, OSError) as error:
@@ -290,7 +264,7 @@ class Connections(aiohttp.TCPConnector):
     they are, and sends idempotent requests a second time without telling: all are corrected where it asks for one.
     """
 
-    def __init__(self, limit: int, age: float = MAX_CONNECTION_AGE_SECONDS) -> None:
+    def __init__(self, limit: int, age: float) -> None:
         super().__init__(limit=limit, keepalive_timeout=MAX_IDLE_SECONDS, use_dns_cache=False)
         self.opened = 0
         self._age = age

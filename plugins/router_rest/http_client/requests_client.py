@@ -33,6 +33,8 @@ from router_rest.http_client.response import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from router_rest.http_client.response import HttpOptions
+
 READ_BLOCK_BYTES = 1 << 16
 NO_REQUEST_ERRORS = (
     requests.exceptions.InvalidURL,
@@ -55,34 +57,20 @@ TIMEOUT_ERRORS = (requests.exceptions.Timeout, wrong.TimeoutError)
 class RequestsClient:
     """A client that sends in threads, up to `in_flight` of them, each with a session of its own meanwhile.
 
-    The options are those of HttpClient. A thread cannot be stopped: where headers of an answer still arrive slowly when
+    A thread cannot be stopped: where headers of an answer still arrive slowly when
     `total` is over, the thread stays busy until the server ends, and the request counts as in doubt.
     """
 
-    def __init__(
-        self,
-        *,
-        connect: float,
-        read: float,
-        total: float,
-        most: int,
-        in_flight: int,
-        verify: bool | str,
-        cert: str | tuple[str, str] | None,
-        proxies: Mapping[str, str] | None,
-    ) -> None:
-        self._total = total
-        self._most = most
-        self._in_flight = in_flight
+    def __init__(self, options: HttpOptions, proxies: Mapping[str, str]) -> None:
+        self._options = options
         self._arguments: dict[str, Any] = {
-            "timeout": (connect, min(read, total)),
-            "verify": verify,
-            "cert": cert,
-            "proxies": dict(proxies or {}),
+            "timeout": (options.connect, min(options.read, options.total)),
+            "verify": options.verify,
+            "cert": options.cert,
+            "proxies": dict(proxies),
             "allow_redirects": False,
             "stream": True,
         }
-        self._longest = connect + total
         self._free: deque[requests.Session] = deque()
         self._threads: ThreadPoolExecutor | None = None
         self._closed = False
@@ -92,10 +80,10 @@ class RequestsClient:
         if self._closed:
             raise Unsent("the client is closed")
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._in_flight, thread_name_prefix="rest")
+            self._threads = ThreadPoolExecutor(self._options.in_flight, thread_name_prefix="rest")
         sent = self._threads.submit(self._send_blocking, request)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(sent), self._longest)
+            return await asyncio.wait_for(asyncio.wrap_future(sent), self._options.connect + self._options.total)
         except asyncio.TimeoutError:
             if sent.cancelled():
                 raise Unsent("no thread was free in time") from None
@@ -117,7 +105,7 @@ class RequestsClient:
         began = time.monotonic()
         try:
             with closing(session.send(request, **self._arguments)) as response:
-                body, whole = self._read_body(response, began + self._total)
+                body, whole = self._read_body(response, began + self._options.total)
                 if not whole:
                     response.raw.close()
                 return Response(response.status_code, response.headers, body, time.monotonic() - began, whole)
@@ -148,8 +136,8 @@ class RequestsClient:
             for block in _read_blocks(response):
                 parts.append(block)
                 size += len(block)
-                if size > self._most or time.monotonic() > end:
-                    return b"".join(parts)[: self._most], False
+                if size > self._options.most or time.monotonic() > end:
+                    return b"".join(parts)[: self._options.most], False
         except (wrong.TimeoutError, wrong.DecodeError):
             return b"".join(parts), False
         return b"".join(parts), True

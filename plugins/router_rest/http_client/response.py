@@ -16,6 +16,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class HttpOptions:
+    """How requests are sent: times in seconds."""
+
+    connect: float
+    """For the name, the connection and TLS together."""
+    read: float
+    """Of silence once a request is out."""
+    total: float
+    """For all of it."""
+    most: int
+    """Bytes of a body that are read."""
+    in_flight: int
+    """Requests that are sent, and connections that are open, at a time; further ones wait."""
+    age: float = 300.0
+    """For which a connection is used: a name may lead elsewhere afterwards."""
+    verify: bool | str = True
+    cert: str | tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
 class Response:
     """The answer of a server.
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from router import StartError
 from router_rest.channel.client import TaskEnded
 from router_rest.channel.server import TaskListener
-from router_rest.logins.credentials import SecretMask
+from router_rest.logins.credentials import SecretMask, make_login
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -119,13 +119,12 @@ class CredentialsClient:
 
 @dataclass
 class TaskLogin:
-    """The credentials of one task. `make` turns what the driver gives into an `AuthBase`.
+    """The credentials of one task.
 
     `mask` hides the secrets in what is kept of answers.
     """
 
     credentials: CredentialsClient
-    make: Callable[[Mapping[str, Any]], AuthBase] = field(repr=False)
     version: str = ""
     proxies: Mapping[str, str] | None = field(default=None, repr=False)
     mask: SecretMask = field(default_factory=SecretMask, repr=False)
@@ -191,4 +190,4 @@ class TaskLogin:
         self.proxies = given.get("proxies")
         self._plugin = "plugin" in given
         self._given = self.mask = SecretMask.for_credentials(given)
-        self._auth = self.make(given)
+        self._auth = make_login(given)
