@@ -10,8 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from router_rest.answers.classifier import BulkResults, Classifier, Policy, next_steps
-from router_rest.batch import client_arguments, policy_of
 from router_rest.delivery.batcher import Call
+from router_rest.delivery.send_plan import http_options, policy_of
 from router_rest.logins.credentials import SecretMask
 from router_rest.presets import PRESETS
 from router_sinks import Rest
@@ -115,9 +115,7 @@ def test_the_first_rule_that_holds_decides_and_then_the_status() -> None:
     assert steps == ["park", "dead", "deliver", "retry", "dead"]
 
 
-@pytest.mark.parametrize(
-    "shown", ["{body.echo}", "{upper(body.echo)}", "{headers.echo}", "{substring(body.echo, 3, 9)}"]
-)
+@pytest.mark.parametrize("shown", ["{body.echo}", "{body}", "{headers.echo}"])
 def test_a_reason_shows_no_secret(shown: str) -> None:
     """Without it an API that echoes the login writes it into dead letters."""
     policy, mask = policy_of(rest(answers=[rule("dead", "status = 200", reason=shown)])), SecretMask(["hush-hush"])
@@ -248,8 +246,8 @@ def test_a_sink_without_rules_reads_and_decodes_no_more_than_before() -> None:
     sink = rest()
 
     assert policy_of(sink).rules == ()
-    assert client_arguments(sink, Path(), 1)["most"] == 1 << 16
-    assert client_arguments(rest(answers=[rule("dead")]), Path(), 1)["most"] == 1 << 20
+    assert http_options(sink, Path(), 1).most == 1 << 16
+    assert http_options(rest(answers=[rule("dead")]), Path(), 1).most == 1 << 20
 
 
 def steps(preset: str, status: int, body: Any, rows: int = 1, **options: Any) -> list[tuple[str, str | None]]:

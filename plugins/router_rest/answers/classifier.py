@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from router import Placeholder, parse_template
-from router_rest.http_client.response import ResponseHeaders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -272,39 +271,19 @@ class AnswerRule:
     def of_items(self) -> bool:
         """Return whether the rule looks at the item of a row."""
         expressions = [self.when, *self.reason]
-        return any(not isinstance(piece, str) and piece.reads_name("item") for piece in expressions)
+        return any(not isinstance(piece, str) and piece.operation.reads_name("item") for piece in expressions)
 
     def make_decision(self, answer_values: Mapping[str, Any], hide: Hide) -> AnswerDecision:
         """Return the decision of the rule on an answer for which it holds; `hide` masks secrets."""
-        # Secrets are masked before a reason is made: afterwards one in capital letters could not be told.
-        masked = None
         text = ""
         for piece in self.reason:
             if isinstance(piece, str):
                 text += piece
                 continue
-            masked = masked or _mask_values(answer_values, hide)
-            text += _reason_text(piece.value(masked))
+            value = piece.value(answer_values)
+            text += "" if value is None else json_text(value)
         shown = hide(text.encode(errors="replace")).decode(errors="replace")
         return AnswerDecision(self.then, shown, not self.of_items)
-
-
-def _reason_text(value: Any) -> str:
-    """Return a value of JSON in a reason."""
-    return "" if value is None else json_text(value)
-
-
-def _mask_values(answer_values: Mapping[str, Any], hide: Hide) -> dict[str, Any]:
-    """Return the values that a rule looks at, with secrets masked."""
-    masked = {}
-    for name, value in answer_values.items():
-        if name == "headers":
-            masked[name] = ResponseHeaders.from_pairs(
-                (key, hide(text.encode()).decode()) for key, text in value.items()
-            )
-        else:
-            masked[name] = decoded_json(hide(msgspec.json.encode(value)))
-    return masked
 
 
 def apply_rules(

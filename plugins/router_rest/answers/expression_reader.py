@@ -1,98 +1,43 @@
 """Read the SQL of an answer rule: sqlglot parses the text as Spark would, here its tree becomes one of few operations.
 
-In: the text of a condition. Out: the operations that `answer_expression` evaluates. What that cannot evaluate is
-refused with its place in the text, so that a rule fails at the start and not when the first answer comes. Runs on the
-driver only: tasks get the operations, and need no parser.
+In: the text of a condition. Out: the operations that `expression` evaluates. What that cannot evaluate is refused with
+its place in the text, so that a rule fails at the start and not when the first answer comes. Runs on the driver only:
+tasks get the operations, and need no parser.
 """
 
 from __future__ import annotations
 
-import re
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from sqlglot import exp
 from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ParseError, SqlglotError
 from sqlglot.parsers.spark import SparkParser
-from sqlglot.tokenizer_core import TokenType
 
-from router_rest.answers.expression import CASTS, AnswerExpression, Operation, java_pattern
+from router_rest.answers.expression import COMPARISONS, AnswerExpression, Operation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 OPERAND_NAMES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("And", "Or", "EQ", "NEQ", "NullSafeEQ", "LT", "LTE", "GT", "GTE"), ("this", "expression")),
-    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "IntDiv", "Mod", "DPipe"), ("this", "expression")),
-    **dict.fromkeys(("Contains", "StartsWith", "EndsWith", "ArrayContains"), ("this", "expression")),
-    **dict.fromkeys(("Left", "Right"), ("this", "expression")),
-    **dict.fromkeys(("Not", "Neg", "Abs", "Ceil", "Floor"), ("this",)),
-    **dict.fromkeys(("Lower", "Upper", "Length", "ArraySize", "Paren"), ("this",)),
-    **dict.fromkeys(("In", "Coalesce", "Greatest", "Least"), ("this", "expressions")),
-    **dict.fromkeys(("Concat", "ConcatWs"), ("expressions",)),
-    **dict.fromkeys(("Like", "ILike", "RegexpLike"), ("this", "expression")),
-    "Is": ("this", "expression"),
+    **dict.fromkeys(("And", "Or", "Is", "ArrayContains", *COMPARISONS), ("this", "expression")),
+    **dict.fromkeys(("Not", "Neg", "ArraySize", "Paren"), ("this",)),
+    "In": ("this", "expressions"),
     "Between": ("this", "low", "high"),
-    "Case": ("this", "ifs", "default"),
-    "If": ("this", "true", "false"),
-    "Substring": ("this", "start", "length"),
-    "StrPosition": ("this", "substr"),
-    "Replace": ("this", "expression", "replacement"),
-    "SplitPart": ("this", "delimiter", "part_index"),
-    "Round": ("this", "decimals"),
-    "Trim": ("this", "position"),
-    "TryCast": ("this", "to", "safe"),
 }
 """The nodes of sqlglot that become operations, each with its arguments; one that has another argument is refused."""
-LEAST_OPERANDS = {"Substring": 3, "If": 3, "Greatest": 2, "Least": 2, "ConcatWs": 2}
-KNOWN_FLAGS = frozenset({"safe", "typed", "coalesce", "ignore_nulls", "flatten", "negate", "_type"})
-"""Arguments of nodes that say how other databases mean them; `safe` and `negate` are read where they count."""
-PREDICATES = frozenset(
-    {"EQ", "NEQ", "NullSafeEQ", "LT", "LTE", "GT", "GTE", "In", "Between", "Is", "Like", "ILike", "RegexpLike"}
-)
-TRUTH_OPERATIONS = PREDICATES | {"And", "Or", "Not", "Contains", "StartsWith", "EndsWith", "ArrayContains", "IsNull"}
-"""Operations that are true, false or null."""
-NUMBER_OPERATIONS = frozenset(
-    {"Add", "Sub", "Mul", "Div", "IntDiv", "Mod", "Neg", "Abs", "Ceil", "Floor", "Round", "Length"}
-)
-TEXT_OPERATIONS = frozenset(
-    {"Lower", "Upper", "Concat", "ConcatWs", "DPipe", "Substring", "Left", "Right", "Replace", "Trim"}
-)
-NAMED_FUNCTIONS = {
-    "isnull": ("IsNull", 1),
-    "isnotnull": ("IsNull", 1),
-    "cardinality": ("ArraySize", 1),
-    "iff": ("If", 3),
-}
-"""Functions that sqlglot has no nodes for: the operation, and how many operands they have."""
-CAST_TYPES = {
-    "INT": "int",
-    "BIGINT": "bigint",
-    "FLOAT": "float",
-    "DOUBLE": "double",
-    "TEXT": "string",
-    "BOOLEAN": "boolean",
-}
-"""The types of casts by sqlglot's names, as Spark writes them."""
-SQL_FUNCTIONS = (
-    *("abs", "array_contains", "ceil", "coalesce", "concat", "concat_ws", "contains", "endswith", "floor", "greatest"),
-    *("if", "instr", "isnotnull", "isnull", "least", "left", "length", "lower", "ltrim", "nvl", "regexp_like"),
-    *("replace", "right", "round", "rtrim", "size", "split_part", "startswith", "substring", "trim", "upper"),
-)
-"""The functions by the names that people write."""
+KNOWN_FLAGS = frozenset({"safe", "typed", "negate", "_type"})
+"""Arguments of nodes that say how other databases mean them; `negate` is read where it counts."""
+PREDICATES = frozenset({"In", "Between", "Is", *COMPARISONS})
+KNOWN_SQL = "there are AND, OR, NOT, comparisons, IN, BETWEEN, IS NULL, array_contains and size"
 MAX_SHOWN_CHARS = 40
 """Characters of a part of an expression in a message."""
 
 
 class AnswerSql(SparkParser):
-    """Spark's grammar as sqlglot has it, with two corrections.
-
-    A field called `list` or `array` is a field, also before `[0]`. `||` binds as `+` does.
-    """
+    """Spark's grammar as sqlglot has it, but a field called `list` or `array` is a field, also before `[0]`."""
 
     ARRAY_CONSTRUCTORS: ClassVar[dict[str, Any]] = {}
-    TERM: ClassVar[dict[Any, Any]] = {**SparkParser.TERM, TokenType.DPIPE: exp.DPipe}
 
 
 def read_expression(text: str, names: Sequence[str]) -> AnswerExpression:
@@ -154,147 +99,47 @@ class _Reader:
                 return Operation("Literal")
             case "Column" | "Dot" | "Bracket":
                 return Operation("Path", constant=self._read_path(node))
-            case "Anonymous":
-                return self._named_function(node)
         if name not in OPERAND_NAMES:
             raise self._refuse_node(node)
-        # An argument that is not known here would change the meaning silently: LIKE ... ESCAPE, TRIM(LEADING ...).
+        # An argument that is not known here would change the meaning silently: IN (SELECT ...).
         for argument, value in node.args.items():
             if value not in (None, False, []) and argument not in OPERAND_NAMES[name] and argument not in KNOWN_FLAGS:
                 raise self._error_at(node, f"{argument.replace('_', ' ')} is not known here")
         operation = self._read_operation(name, node)
-        if node.args.get("negate"):
-            return Operation("Not", (operation,))
-        return operation
+        return Operation("Not", (operation,)) if node.args.get("negate") else operation
 
     def _read_operation(self, name: str, node: Any) -> Operation:
-        match name:
-            case "Paren":
-                return self.read(node.this)
-            case "And" | "Or" | "Not":
-                return self._read_logical(name, node)
-            case "Like" | "ILike" | "RegexpLike":
-                return self._read_pattern(name, node)
-            case "Is":
-                return self._read_is(node)
-            case "Case":
-                return self._read_case(node)
-            case "TryCast":
-                return self._read_cast(node)
-            case "Trim":
-                side = node.args.get("position") or "BOTH"
-                return Operation("Trim", (self.read(node.this),), side)
-            case "Round":
-                return self._read_round(node)
-        operands = self._read_operands(name, node)
-        if name in PREDICATES:
-            self._refuse_chain(node)
-        if name == "Between":
-            value, low, high = operands
-            return Operation("And", (Operation("GTE", (value, low)), Operation("LTE", (value, high))))
-        return Operation(name, operands)
-
-    def _read_operands(self, name: str, node: Any) -> tuple[Operation, ...]:
-        operands = []
-        for argument in OPERAND_NAMES[name]:
-            value = node.args.get(argument)
-            if isinstance(value, list):
-                operands += [self.read(item) for item in value]
-            elif value is not None:
-                operands.append(self.read(value))
-        # sqlglot refuses too many operands of a function, and too few of most.
-        if len(operands) < LEAST_OPERANDS.get(name, 1):
-            raise self._error_at(node, "the function has another number of operands")
-        return tuple(operands)
-
-    def _refuse_chain(self, node: Any) -> None:
-        """Refuse `a = b IS NULL`, which Spark and sqlglot read in different ways."""
-        for argument in ("this", "expression", "low", "high"):
-            if type(node.args.get(argument)).__name__ in PREDICATES:
-                raise self._error_at(node, "a comparison of a comparison; put the inner one in brackets")
-
-    def _read_logical(self, name: str, node: Any) -> Operation:
-        operands = self._read_operands(name, node)
-        for operand in operands:
-            kind = _result_kind(operand)
-            if kind not in (None, "a truth value"):
-                raise self._error_at(node, f"{name.upper()} of {kind}")
-        return Operation(name, operands)
-
-    def _read_pattern(self, name: str, node: Any) -> Operation:
-        """Return a match with a pattern, which has to be a constant."""
-        self._refuse_chain(node)
-        word = {"Like": "LIKE", "ILike": "ILIKE", "RegexpLike": "RLIKE"}[name]
-        pattern = self.read(node.expression)
-        if pattern.name != "Literal" or not isinstance(pattern.constant, str):
-            raise self._error_at(node, f"{word} with a pattern that is no constant")
-        written = pattern.constant
-        if name == "RegexpLike":
-            try:
-                written = java_pattern(written)
-            except ValueError:
-                raise self._error_at(node, f"RLIKE with the pattern {written}, which is not known here") from None
-        elif re.fullmatch(r"(?:[^\\]|\\[%_\\])*", written, re.DOTALL) is None:
-            raise self._error_at(node, f"{word} with the pattern {written}, which Spark refuses")
-        return Operation(name, (self.read(node.this),), written)
-
-    def _read_is(self, node: Any) -> Operation:
-        self._refuse_chain(node)
-        value, other = self.read(node.this), self.read(node.expression)
-        if other.name != "Literal" or not (other.constant is None or isinstance(other.constant, bool)):
-            raise self._error_at(node, "NULL, TRUE or FALSE is expected after IS")
-        if other.constant is None:
-            return Operation("IsNull", (value,))
-        return Operation("NullSafeEQ", (value, other))
-
-    def _read_case(self, node: Any) -> Operation:
-        """Return a CASE: conditions and values in turn, and a last value for all else.
-
-        One with a value compares it in each of its branches.
-        """
         operands: list[Operation] = []
-        for branch in node.args["ifs"]:
-            condition = self.read(branch.this)
-            if node.this is not None:
-                condition = Operation("EQ", (self.read(node.this), condition))
-            operands += [condition, self.read(branch.args["true"])]
-        if node.args.get("default") is not None:
-            operands.append(self.read(node.args["default"]))
-        return Operation("If", tuple(operands))
+        for argument in OPERAND_NAMES[name]:
+            value = node.args[argument]
+            operands += [self.read(item) for item in (value if isinstance(value, list) else [value])]
+        # Spark and sqlglot read `a = b IS NULL` in different ways.
+        if name in PREDICATES and PREDICATES & {type(value).__name__ for value in node.args.values()}:
+            raise self._error_at(node, "a comparison of a comparison; put the inner one in brackets")
+        match name, operands:
+            case "Paren", [inner]:
+                return inner
+            case "Neg", [Operation(name="Literal", constant=int() | float() as number)]:
+                return Operation("Literal", constant=-number)
+            case "Neg", _:
+                raise self._refuse_node(node)
+            case "Between", [value, low, high]:
+                return Operation("And", (Operation("GTE", (value, low)), Operation("LTE", (value, high))))
+            case "Is", [value, Operation(name="Literal", constant=None | bool() as constant)]:
+                return Operation("Is", (value,), constant)
+            case "Is", _:
+                raise self._error_at(node, "NULL, TRUE or FALSE is expected after IS")
+            case (("And" | "Or" | "Not"), _):
+                for operand in operands:
+                    self._refuse_no_truth(node, operand)
+        return Operation(name, tuple(operands))
 
-    def _read_cast(self, node: Any) -> Operation:
-        kind = CAST_TYPES.get(node.args["to"].this.name)
-        if kind is None or kind not in CASTS:
-            raise self._error_at(node, f"a type is expected: {', '.join(CAST_TYPES.values())}")
-        # sqlglot reads Spark's CAST as TRY_CAST, which it was before Spark 4; `safe` is set if TRY_CAST was written.
-        quiet = bool(node.args.get("safe"))
-        return Operation("TryCast" if quiet else "Cast", (self.read(node.this),), kind)
-
-    def _read_round(self, node: Any) -> Operation:
-        decimals = 0
-        if node.args.get("decimals") is not None:
-            operand = self.read(node.args["decimals"])
-            sign = 1
-            if operand.name == "Neg":
-                sign = -1
-                operand = operand.operands[0]
-            if type(operand.constant) is not int or operand.constant > 300:
-                raise self._error_at(node, "the number of digits is a constant")
-            decimals = sign * operand.constant
-        return Operation("Round", (self.read(node.this),), decimals)
-
-    def _named_function(self, node: Any) -> Operation:
-        """Return a function that sqlglot has no node for."""
-        name = str(node.this).lower()
-        operands = tuple(self.read(item) for item in node.expressions)
-        if name not in NAMED_FUNCTIONS:
-            raise self._refuse_function(node, name)
-        operation, number_of_operands = NAMED_FUNCTIONS[name]
-        if len(operands) != number_of_operands:
-            raise self._error_at(node, "the function has another number of operands")
-        if name == "isnotnull":
-            return Operation("Not", (Operation("IsNull", operands),))
-        return Operation(operation, operands)
+    def _refuse_no_truth(self, node: Any, operand: Operation) -> None:
+        """Refuse what is true or false for no answer. Null may be either."""
+        is_constant = operand.name == "Literal" and not isinstance(operand.constant, bool | None)
+        if is_constant or operand.name == "ArraySize":
+            kind = "a text" if isinstance(operand.constant, str) else "a number"
+            raise self._error_at(node, f"{type(node).__name__.upper()} of {kind}")
 
     def _read_literal(self, node: Any) -> Any:
         """Return the value of a constant; a whole number of more than 64 bits is a double."""
@@ -339,16 +184,10 @@ class _Reader:
     def _refuse_node(self, node: Any) -> ValueError:
         if isinstance(node, exp.Alias):
             return self._error_at(node, "nothing more is expected after the expression")
+        word = type(node).__name__
         if isinstance(node, exp.Func):
-            return self._refuse_function(node, node.sql_name().lower())
-        return self._error_at(node, f"{type(node).__name__} cannot be evaluated for an answer")
-
-    def _refuse_function(self, node: Any, name: str) -> ValueError:
-        hint = f"known are {', '.join(SQL_FUNCTIONS)}"
-        near = get_close_matches(name, SQL_FUNCTIONS, 1)
-        if near:
-            hint = f"did you mean {near[0]}?"
-        return self._error_at(node, f"answers have no such function as {name}; {hint}")
+            word = str(node.this) if isinstance(node, exp.Anonymous) else node.sql_name().lower()
+        return self._error_at(node, f"answers know no {word}: {KNOWN_SQL}")
 
     def _error_at(self, node: Any, why: str) -> ValueError:
         """Return an error that names the place and the part of the text."""
@@ -356,17 +195,3 @@ class _Reader:
         start = min(starts, default=0)
         written = self.text[start : start + MAX_SHOWN_CHARS]
         return ValueError(f"at character {start + 1}, {written!r}: {why}")
-
-
-def _result_kind(operation: Operation) -> str | None:
-    """Return the kind of value that an operation always gives, in the words of an error; None: it depends."""
-    if operation.name == "Literal":
-        if operation.constant is None:
-            return None
-        kinds = {bool: "a truth value", str: "a text"}
-        return kinds.get(type(operation.constant), "a number")
-    if operation.name in TRUTH_OPERATIONS:
-        return "a truth value"
-    if operation.name in NUMBER_OPERATIONS:
-        return "a number"
-    return "a text" if operation.name in TEXT_OPERATIONS else None
