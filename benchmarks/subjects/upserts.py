@@ -93,7 +93,7 @@ def _router(spark: SparkSession, lake: Lake, events: DataFrame, names: list[str]
 def _spark(spark: SparkSession, lake: Lake, events: DataFrame, names: list[str], batch: int, task: Task) -> None:
     """Merge as the engine does where Delta on Spark has to."""
     outcomes = MergeOutcomes()
-    SparkMerger(spark, lake, _job(lake, batch, task)).merge(events, outcomes)
+    SparkMerger(spark, lake, _job(lake, batch, task)).merge_tables(events, outcomes)
     assert not outcomes.failed, outcomes.failed
 
 

@@ -20,7 +20,7 @@ from benchmarks.subjects.baselines import settings
 from router.config.models import Config, FormatSource, Source, View
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.spark.session import build_session
-from router.engine.views.schedule import refresher
+from router.engine.views.schedule import create_refresher
 from router_decoders import Json
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _run(spark: SparkSession, task: Task) -> Run:
         views=(VIEW,),
     )
     opened_lake, checkpoint = lake_and_checkpoint(config)
-    views = refresher(config, spark, opened_lake, CheckpointStore(checkpoint))
+    views = create_refresher(config, spark, opened_lake, CheckpointStore(checkpoint))
 
     def append_to_two_tables() -> None:
         _append(lake, 2, 100, dice)
@@ -93,10 +93,10 @@ def _run(spark: SparkSession, task: Task) -> Run:
 
     steps = {
         "query": _median(lambda: _query(spark, lake)),
-        "full": _median(lambda: views.refresh(VIEW, full=True)),
-        "nothing": _median(lambda: views.refresh(VIEW)),
-        "few": _median(lambda: views.refresh(VIEW), before=append_to_two_tables),
-        "all": _median(lambda: views.refresh(VIEW), before=append_to_all_tables),
+        "full": _median(lambda: views.refresh_view(VIEW, full=True)),
+        "nothing": _median(lambda: views.refresh_view(VIEW)),
+        "few": _median(lambda: views.refresh_view(VIEW), before=append_to_two_tables),
+        "all": _median(lambda: views.refresh_view(VIEW), before=append_to_all_tables),
         "loop": _median(lambda: _loop(spark, lake, task.games), repeat=1),
     }
     append_to_all_tables()
@@ -148,7 +148,7 @@ def _share_read(views: Refresher, lake: Path) -> float:
     for file in older:
         file.rename(file.with_suffix(".away"))
     try:
-        refreshed = views.refresh(VIEW)
+        refreshed = views.refresh_view(VIEW)
     finally:
         for file in older:
             file.with_suffix(".away").rename(file)

@@ -95,7 +95,7 @@ def run(
         config = loaded.config
         stop = threading.Event()
         board = StatusBoard(config.name)
-        board.starts("the start of Spark")
+        board.note_start_step("the start of Spark")
         with (
             stopped_by_signals(stop, lambda: board.snapshot().progress) as ended,
             Watcher(config.name, json_lines=json_logs) as watcher,

@@ -101,11 +101,11 @@ def status(
 
 def findings_of(summary: StreamSummary, max_age: timedelta | None, file: str, now: float) -> list[dict[str, Any]]:
     """Return what is wrong with a stream, first that no batch has ended for too long."""
-    from router.engine.status.findings import overdue
+    from router.engine.status.findings import overdue_findings
 
     if max_age is None:
         return [*summary["findings"]]
-    late = overdue(summary["lag"], summary["batch_ended"], max_age.total_seconds(), file, now)
+    late = overdue_findings(summary["lag"], summary["batch_ended"], max_age.total_seconds(), file, now)
     return [*map(asdict, late), *summary["findings"]]
 
 
@@ -182,9 +182,9 @@ def _witness_sentence(summary: StreamSummary) -> str:
 
 
 def _age_of(moment: float, now: float) -> str:
-    from router.engine.status.findings import age
+    from router.engine.status.findings import format_age
 
-    return age(moment, now)
+    return format_age(moment, now)
 
 
 def _last_batch_sentence(summary: StreamSummary, now: float) -> str:

@@ -85,7 +85,7 @@ def _recompute_views(
     """Add to audits where tables of views are not what their query gives; return which views cannot be compared."""
     from router.engine.audit.verify import TableAudit
     from router.engine.views.note import tables_by_view
-    from router.engine.views.recompute import differences
+    from router.engine.views.recompute import find_differences
 
     audits = {audit.table: audit for audit in listed}
     tables_of_views = tables_by_view(config)
@@ -96,7 +96,7 @@ def _recompute_views(
             if chosen and not any(matches(table, chosen) for table, _ in tables_of_views[view.name]):
                 continue
             try:
-                by_table = differences(refresher, view)
+                by_table = find_differences(refresher, view)
             except ViewError as error:
                 notes.append(f"not compared with its query: {error}")
                 continue

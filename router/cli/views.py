@@ -104,10 +104,10 @@ def _give_up_lost_sources(config: Config, chosen: list[View]) -> None:
     view_tables = ViewTables(config, lake, cache)
     is_lost = False
     for view in chosen:
-        note = Note.of(store.load(view_note_path(view.name)))
+        note = Note.from_json(store.load(view_note_path(view.name)))
         is_source = view_tables.is_source(view)
-        sources = filter(is_source, {*note.sources, *view_tables.names(view)})
-        lost = {name for name, table in cache.open_readable_tables(sources).items() if note.lacks(name, table)}
+        sources = filter(is_source, {*note.sources, *view_tables.table_names(view)})
+        lost = {name for name, table in cache.open_readable_tables(sources).items() if note.lacks_source(name, table)}
         lost = lost - {*note.accepted} | {*note.left}
         if lost:
             is_lost = True
@@ -125,7 +125,7 @@ def _listing_of(config: Config, chosen: list[View]) -> Listing:
 
     _, checkpoint = lake_and_checkpoint(config)
     store = CheckpointStore(checkpoint)
-    rows = [_facts_of(view, Note.of(store.load(view_note_path(view.name)))) for view in chosen]
+    rows = [_facts_of(view, Note.from_json(store.load(view_note_path(view.name)))) for view in chosen]
     return Listing("views", f"views of {config.name}", VIEW_FIELDS, rows, keys=("view",))
 
 
@@ -138,7 +138,7 @@ def _facts_of(view: View, note: Note) -> dict[str, Any]:
         "when": schedule_in_words(view),
         "tables": None,
         "rows": None,
-        "violated": note.violated,
+        "violated": note.violation_counts,
         "last": None,
         "way": note.way,
         "why": note.why,
@@ -213,7 +213,7 @@ def schedule_in_words(view: View) -> str:
 
 def _show_plans(refresher: Refresher, chosen: list[View]) -> None:
     for view in chosen:
-        plan = refresher.plan(view)
+        plan = refresher.plan_view(view)
         click.echo(f"{view.name}: {plan.way}: {plan.why}")
 
 
@@ -224,7 +224,7 @@ def _refresh_views(refresher: Refresher, chosen: list[View], *, full: bool) -> N
     has_failed = False
     for view in chosen:
         try:
-            refreshed = refresher.refresh(view, full=full)
+            refreshed = refresher.refresh_view(view, full=full)
         except ViewError as error:
             note_failed_refresh(refresher.store, view.name, error.what)
             has_failed = True
@@ -241,7 +241,7 @@ def _refresh_views(refresher: Refresher, chosen: list[View], *, full: bool) -> N
 def refresher_of(config: Config, spark: SparkSession) -> Refresher:
     """Return what refreshes the views of a configuration, by a Spark that reaches lake and checkpoint."""
     from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
-    from router.engine.views.schedule import refresher
+    from router.engine.views.schedule import create_refresher
 
     lake, checkpoint = lake_and_checkpoint(config)
-    return refresher(config, spark, lake, CheckpointStore(checkpoint))
+    return create_refresher(config, spark, lake, CheckpointStore(checkpoint))

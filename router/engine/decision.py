@@ -146,8 +146,8 @@ class BatchDecider:
         Records without an arrival get `arrival`; None: they have one, or land without it.
         """
         if refresh:
-            self.planner.refresh()
-        return self.planner.plan(records, arrival)
+            self.planner.fetch_schemas()
+        return self.planner.plan_batch(records, arrival)
 
     def forget_released(self, blocked: dict[str, str]) -> None:
         """Replace the blocked tables, by place, by those of now: some may have been released."""
@@ -252,7 +252,7 @@ class BatchDecider:
         before = self.demands
         self.demands = demands
         staged = {f"{file.target}/{file.table}" for file in landed.files}
-        if before.differ(demands, staged | quarantined):
+        if before.differ_in(demands, staged | quarantined):
             log.info("%s, batch %d: landing again, as its tables require", self.config.name, steps.batch)
             return None
         return BatchDecision(plan, landed, counted, decision.commits, decision.handles)

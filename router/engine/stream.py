@@ -58,7 +58,7 @@ from router.engine.status.webhook import failures_reported
 from router.engine.steps import Stopped
 from router.engine.stream_destination import stream_batches
 from router.engine.topic_ids import TopicIds
-from router.engine.views.schedule import ViewSchedule, in_order, refresher
+from router.engine.views.schedule import ViewSchedule, create_refresher, in_order
 from router.errors import SessionLost, StartError, TableError, first_line
 from router.moments import parse_moment
 from router.registry import call_part
@@ -124,7 +124,7 @@ def run(
     """
     options = options or RunOptions()
     status = options.status = options.status or StatusBoard(loaded.config.name)
-    status.configured(loaded.config)
+    status.note_configuration(loaded.config)
     with ApiStates(loaded.config, status), failures_reported(loaded.config, status, str(loaded.path)):
         return _run_with_status(loaded, registry, spark, options, status)
 
@@ -133,13 +133,13 @@ def _run_with_status(
     loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOptions, status: StatusBoard
 ) -> list[BatchReport]:
     try:
-        with quiet_gateway(), status.listening():
+        with quiet_gateway(), status.keep_warnings():
             reports = _run_with_retries(loaded, registry, spark, options, status)
-        status.enter("ended")
+        status.enter_state("ended")
         _log_totals(status.snapshot())
         return reports
     except Exception as error:
-        status.enter("failed", first_line(error))
+        status.enter_state("failed", first_line(error))
         if alive(spark):
             refusal = refusal_by_broker(loaded.config, error)
             if refusal:
@@ -170,11 +170,11 @@ def _run_with_retries(
     reach(spark, checkpoint, needed_for=("its checkpoint",))
     trouble = RepeatedTrouble()
     retry = make_retrying(config, spark, options.stop, status, trouble=trouble)
-    status.starts("the lock and the check of lake and checkpoint")
+    status.note_start_step("the lock and the check of lake and checkpoint")
     with alone(checkpoint, config.name, options.stop.set):
         retry.copy()(refuse_foreign_group, config)
         since = retry.copy()(_mend_and_check, loaded, spark, (tables, checkpoint), options.accept)
-        status.starts("the decoder and its schemas")
+        status.note_start_step("the decoder and its schemas")
         if options.wait_for_topic:
             try:
                 retry.copy()(wait_for_topics, spark, config)
@@ -259,7 +259,7 @@ def make_retrying(
         if trouble.is_new(first_line(error)):
             what = "%s: %s%s; trying again in %.0f s, and then after growing pauses"
             log.warning(what, config.name, first_line(error), hint, state.upcoming_sleep)
-        status.enter("waiting", first_line(error))
+        status.enter_state("waiting", first_line(error))
 
     return Retrying(
         retry=retry_if_exception(lambda error: is_temporary(error) and alive(spark)),
@@ -367,7 +367,7 @@ class _StreamRun:
     def _refresh_views(self) -> Iterator[None]:
         """Refresh views: together with the query, or after a query that drains its source and ends."""
         store = CheckpointStore(self.checkpoint)
-        by = refresher(self.config, self.spark, self.lake, store, self.executors)
+        by = create_refresher(self.config, self.spark, self.lake, store, self.executors)
         self.views = ViewSchedule(by, in_order(self.config.views), observer=self.status)
         tell_changes(self.config, LakeChanges(self.config, self.tables, self.checkpoint).changed_views(by))
         drained = False
@@ -375,11 +375,11 @@ class _StreamRun:
             yield
             drained = self._runs_once and not self.options.stop.is_set()
         finally:
-            self.views.finish(refresh=drained)
+            self.views.end_thread(refresh=drained)
 
     def _run_query(self, begin: source.Offsets | None) -> None:
         self.error, self.batches = None, None  # a query that starts again has a session of its own
-        self.status.starts("the sinks and the lookups")
+        self.status.note_start_step("the sinks and the lookups")
         if not self.open:  # within the retries: they wait for a source that is unavailable
             self.config = open_sinks(
                 self.config, self.spark, self.folder, self._learnt_schemas, trial=self.config.debug
@@ -398,13 +398,13 @@ class _StreamRun:
         query = self._start_query(begin)
         if not self.trouble.kind:  # else each try would have this line
             log.info("%s: reading %s", self.config.name, source.display_name(self.config))
-        self.status.enter("running")
+        self.status.enter_state("running")
         try:
-            self.planner.prepare(self.spark)  # while Spark starts the query and asks for offsets
+            self.planner.prepare_stages(self.spark)  # while Spark starts the query and asks for offsets
             self._tell_changed_types()
             self._wait_for_executors()
             if self.views and not self._runs_once:
-                self.views.start()
+                self.views.start_thread()
             self._follow_query(query)
         except Exception as error:
             self._end_query(query)
@@ -426,7 +426,7 @@ class _StreamRun:
     def _open_detached_sinks(self) -> None:
         about = self.config, self.spark, self.lake, self.checkpoint, self.options.stop, self.executors
         self.detached = DetachedSinks.of(
-            *about, once=self._runs_once, sent=self.status.sent, waits=self.status.sink_waits
+            *about, once=self._runs_once, sent=self.status.note_sent, waits=self.status.sink_waits
         )
         self.detached.check_checkpoints(self.options.accept)
         if not self._runs_once:
@@ -501,14 +501,14 @@ class _StreamRun:
 
     def _follow_query(self, query: StreamingQuery) -> None:
         """Return when the query has ended, or between two batches once `stop` is set; raise its error if it failed."""
-        outage = Outage(self.config, self.status.enter)
+        outage = Outage(self.config, self.status.enter_state)
         try:
             while not query.awaitTermination(_QUERY_POLL_SECONDS):  # type: ignore[arg-type] # it takes fractions
                 if self.options.stop.is_set() and not self.busy.locked():
                     return
                 self._report_batches(query)
                 if not self.busy.locked():
-                    self.status.alive()
+                    self.status.note_alive()
                 if time.monotonic() > self.looked + _APPROVAL_CHECK_SECONDS and not self.busy.locked():
                     self._release_rows()
                 outage.watch_query(query, busy=self.busy.locked())
@@ -594,7 +594,7 @@ class _StreamRun:
             self.pauses.note_success()
             if self.trouble.is_over():
                 log.info("%s: batch %d has come through: the trouble is over", self.config.name, batch)
-            self.status.finished(report)
+            self.status.note_report(report)
             self.reports.append(report)
             self.unreported.append(report)
             self.registry.finished(report)
@@ -647,7 +647,7 @@ class _StreamRun:
         return tuple(spans)
 
     def _watch_step(self, batch: int, step: str, done: int, of: int) -> None:
-        self.status.step(batch, step, done, of)
+        self.status.note_batch_step(batch, step, done, of)
         if self.options.watch:
             self.options.watch(batch, step, done, of)
 

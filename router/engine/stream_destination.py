@@ -58,7 +58,7 @@ class StreamDestination(Destination):
     def faults_of_decision(self, decision: BatchDecision, batch: int) -> list[str]:
         """Log a batch most of which becomes dead letters; return the fault of one above the limit."""
         # The manifest does not have it: the status takes it from here, and adds the time to the commits.
-        self.status.staged(batch, decision.landed.began, decision.landed.ages)
+        self.status.note_ages(batch, decision.landed.began, decision.landed.ages)
         limit = self.dead_letter_limit
         read = sum_counts(decision.partitions, "read")
         share = dead_letter_share(self.lake, decision.landed.files, read, above=limit.smallest_share)
@@ -82,7 +82,7 @@ class StreamDestination(Destination):
         # Refreshes run while the stream does: these are the tables that one of them has written since.
         refreshed: set[str] = set()
         if self.views:
-            refreshed = self.views.batch(done.tables)
+            refreshed = self.views.count_batch(done.tables)
         self.maintenance.after_batch({*done.tables, *refreshed, self.config.ledger}, self.tables.file_count)
 
         targets = done.plan.layout.targets

@@ -118,7 +118,7 @@ def finish_batch(board: StatusBoard, batch: int, tables: Sequence[str], blocked:
         )
     manifest = Manifest(batch, "configuration", ("games/tables",), tuple(commits), tuple(partitions))
     ages = TableAges((40, 860, 2200, 1600, 200, 90, 10, 0, 0, 0, 0, 0), seconds=9_800.0, newest=time.time() - 4)
-    board.staged(batch, time.time(), {commits[2].note_key: ages})
+    board.note_ages(batch, time.time(), {commits[2].note_key: ages})
     committed_by: dict[str, Committer] = dict.fromkeys((work.table for work in commits), "delta-rs")
     if len(tables) > len(GAMES):
         committed_by[tables[len(GAMES)]] = "Spark"
@@ -129,7 +129,7 @@ def finish_batch(board: StatusBoard, batch: int, tables: Sequence[str], blocked:
     report = BatchReport(
         "big_wins", batch, read, read - dead, dead, 0, dead, len(tables) + 3, len(tables) + 9, seconds, routes=routes
     )
-    board.finished(report)
+    board.note_report(report)
 
 
 def told_board(tables: Sequence[str], *, has_trouble: bool) -> StatusBoard:
@@ -139,8 +139,8 @@ def told_board(tables: Sequence[str], *, has_trouble: bool) -> StatusBoard:
     clock = (now - 600 + 7.4 * batch for batch in range(batches))
     with mock.patch.object(board_module.time, "time", return_value=now - 612):
         board = StatusBoard("big_wins")
-        board.configured(configuration())
-        board.enter("running")
+        board.note_configuration(configuration())
+        board.enter_state("running")
     blocked = BLOCKED if has_trouble else {}
     for batch, moment in enumerate(clock):
         with mock.patch.object(board_module.time, "time", return_value=moment):
@@ -166,7 +166,7 @@ def told_board(tables: Sequence[str], *, has_trouble: bool) -> StatusBoard:
         board.quarantine_is([QuarantineStatus("silver.poker", "games", "tables", "table", 18_204, cause, now - 900)])
         board._warnings.appendleft(Warned(now - 300, "warning", "big_wins/rest: the API answers 503, rows wait"))
     tell_views(board, has_trouble=has_trouble)
-    board.step(batches, "land", 0, 1)
+    board.note_batch_step(batches, "land", 0, 1)
     return board
 
 

@@ -117,7 +117,7 @@ def test_the_state_is_seen_at_a_glance(browser: Chrome, show: Callable[..., str]
 def test_before_the_first_batch_nothing_is_said_to_be_none(browser: Chrome, show: Callable[..., str]) -> None:
     """Without it a page that was opened early says that no field is lacking, when nobody has looked at one."""
     board = StatusBoard("big_wins")
-    board.enter("running")
+    board.enter_state("running")
     address = show(board)
     assert text_of(browser, "#fields p") == "Not known yet."
     finish_batch(board, 0, list(table_names(7)), {})
@@ -130,10 +130,10 @@ def test_the_page_follows_the_stream(browser: Chrome, show: Callable[..., str]) 
     board = told_board(list(table_names(9)), has_trouble=False)
     address = show(board)
     assert text_of(browser, "#verdict") == "✓ All is well"
-    board.enter("waiting", "no broker answers at broker:9092")
+    board.enter_state("waiting", "no broker answers at broker:9092")
     wait(browser, "return document.getElementById('verdict').textContent.includes('Needs a look')")
     assert "no broker answers at broker:9092" in text_of(browser, "#words")
-    board.enter("failed", "the batch does not balance")
+    board.enter_state("failed", "the batch does not balance")
     wait(browser, "return document.getElementById('verdict').textContent.includes('Action needed')")
     assert "router run big_wins.yaml" in text_of(browser, "#findings")
     assert_nothing_went_wrong(browser, address)
@@ -195,9 +195,9 @@ def test_a_name_that_its_box_has_no_room_for_is_whole_below(browser: Chrome, sho
 def test_hostile_names_are_text(browser: Chrome, show: Callable[..., str]) -> None:
     """Without it whoever names a game runs a script in the browser of the one who looks."""
     board = StatusBoard("games")
-    board.enter("running")
+    board.enter_state("running")
     board.carried_out(manifest(0, *HOSTILE), {}, dict.fromkeys((f"r/s/{name}" for name in HOSTILE[:2]), HOSTILE[4]))
-    board.finished(report(0))
+    board.note_report(report(0))
     samples = (DeadLetterSample(HOSTILE[0], 0, 7, HOSTILE[1]),)
     causes = [("decode", name, name, name) for name in HOSTILE]
     board.dead_letters_are(dict.fromkeys(causes, 1), dict.fromkeys(causes[:1], samples))

@@ -80,7 +80,7 @@ def checkpoint(run: Run, tmp_path: Path) -> Lake:
 def board(run: Run, tmp_path: Path) -> Iterator[StatusBoard]:
     """Return the board of a stream that can be asked at the configuration's address."""
     board = StatusBoard("games")
-    board.enter("running")
+    board.enter_state("running")
     with StatusServer(board, Ui(address="127.0.0.1:0"), Metrics()) as server:
         assert server.address is not None
         text = TEXT.replace("127.0.0.1:1", "{}:{}".format(*server.address))
@@ -102,9 +102,9 @@ def read_rows(count: int) -> dict[str, Any]:
 
 def test_a_running_stream_is_asked(run: Run, board: StatusBoard) -> None:
     """Without it an operator at night reads the log to see whether the stream is alive."""
-    board.finished(BatchReport("games", 7, 1200, 1200, 0, 0, 0, 1, 1, {}))
+    board.note_report(BatchReport("games", 7, 1200, 1200, 0, 0, 0, 1, 1, {}))
     board.source_is_at({("t", 0): 5}, {("t", 0): 1209})
-    board.step(8, "land", 0, 1)
+    board.note_batch_step(8, "land", 0, 1)
     done = run()
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
@@ -131,7 +131,7 @@ def test_a_start_that_takes_minutes_says_at_what_and_since_when(
 ) -> None:
     """Without it `starting` for ten minutes may be jars that are fetched, or a registry that does not answer."""
     board._snapshot = replace(board._snapshot, state="starting")
-    board.starts("the decoder")
+    board.note_start_step("the decoder")
     lines = run().output.splitlines()
     assert lines[0].startswith("games: starting for ")
     assert lines[0].endswith(" s, the decoder")
@@ -141,12 +141,12 @@ def test_a_start_that_takes_minutes_says_at_what_and_since_when(
     assert re.fullmatch(r"games: starting for 2 min, the decoder since \d\d:\d\d:\d\d UTC", lines[0])
     assert re.match(r"starting since .* UTC: the decoder", board.snapshot().words)
 
-    board.enter("waiting", "no registry answers")
-    board.starts("the decoder")
+    board.enter_state("waiting", "no registry answers")
+    board.note_start_step("the decoder")
     assert board.snapshot().state == "waiting", "this try may fail as well"
-    board.starts("the sinks")
+    board.note_start_step("the sinks")
     assert (board.snapshot().state, board.snapshot().cause) == ("starting", "")
-    board.enter("running")
+    board.enter_state("running")
     assert (board.snapshot().state, board.snapshot().step) == ("running", "")
 
 
@@ -154,7 +154,7 @@ def test_what_somebody_should_look_at_is_the_exit_code_1(run: Run, board: Status
     """Without it cron reports nothing while rows pile up."""
     board.quarantine_is([QuarantineStatus("silver.uno", "games", "delta", "table", 12, "its log is damaged")])
     board.api_is("games/rest", ApiState(circuit_open=True))
-    board.waited("games/rest", [(time.time() - 7200, 30)])
+    board.note_waiting_rows("games/rest", [(time.time() - 7200, 30)])
     board.dead_letters_are({("schema", "games", "", "amount"): 3})
     done = run("--json")
     assert done.exit_code == 1
@@ -170,7 +170,7 @@ def test_what_somebody_should_look_at_is_the_exit_code_1(run: Run, board: Status
     assert document["dead_letters"] == {"schema": 3}
     shown = run().output
     assert "games/rest (30 rows); the oldest came 2 h ago" in shown
-    board.sent("games/rest", Applied(30, 0))
+    board.note_sent("games/rest", Applied(30, 0))
     assert json.loads(run("--json").output)["outboxes"] == {}
 
 
@@ -222,7 +222,7 @@ def test_a_stream_with_an_address_of_its_command_line_is_found(run: Run, tmp_pat
     file.write_text(TEXT.replace('ui: {address: "127.0.0.1:1"}\n', ""))
     config = load_config(file, load_registry(), environ={}).config
     board = StatusBoard("games")
-    board.starts("the start of Spark")
+    board.note_start_step("the start of Spark")
     shown = config.model_copy(update={"ui": Ui(address="127.0.0.1:0", token=SecretStr("of a night"))})
     with serve_status(shown, board, file):
         # A start that the lock refuses does not hide the run that is at work.
@@ -289,10 +289,10 @@ def test_maintain_prints_no_long_line_into_a_pipe(run: Run, monkeypatch: pytest.
 
 def test_a_wait_and_a_failure_are_told_apart(run: Run, board: StatusBoard) -> None:
     """Without it a broker that is restarted wakes somebody up, or a dead stream nobody."""
-    board.enter("waiting", "no broker answers")
+    board.enter_state("waiting", "no broker answers")
     done = run()
     assert (done.exit_code, "continues by itself: no broker answers  $ router doctor" in done.output) == (1, True)
-    board.enter("failed", "the batch does not balance")
+    board.enter_state("failed", "the batch does not balance")
     done = run()
     assert (done.exit_code, "has failed: the batch does not balance" in done.output) == (2, True)
 
@@ -312,11 +312,11 @@ def test_a_stream_that_makes_no_step_is_down(run: Run, board: StatusBoard, monke
 )
 def test_a_batch_is_due_if_records_wait(run: Run, board: StatusBoard, lag: int | None, max_age: str, code: int) -> None:
     """Without it cron wakes somebody up because nobody plays at night."""
-    board.finished(BatchReport("games", 7, 1, 1, 0, 0, 0, 1, 1, {}))
+    board.note_report(BatchReport("games", 7, 1, 1, 0, 0, 0, 1, 1, {}))
     if lag is not None:
         board.source_is_at({("t", 0): 5}, {("t", 0): 5 + lag})
     future = time.time() + 3600
-    board.enter("running")
+    board.enter_state("running")
     board._snapshot = board._snapshot.__class__(**{**vars(board._snapshot), "progress": future})
     patched = pytest.MonkeyPatch()
     patched.setattr("router.cli.status.time.time", lambda: future)
@@ -336,7 +336,7 @@ def test_a_stream_of_another_name_is_not_taken_for_it(run: Run, tmp_path: Path, 
 
 def test_a_stream_that_has_ended_is_down(run: Run, board: StatusBoard) -> None:
     """Without it a stream that a signal has stopped looks well for as long as its process takes to end."""
-    board.enter("ended")
+    board.enter_state("ended")
     document = json.loads(run("--json").output)
     assert (document["source"], document["state"], document["exit_code"]) == ("lake", "down", 2)
     assert document["findings"][0]["command"] == "router run games.yaml"
@@ -438,7 +438,7 @@ def test_views_and_what_is_expected_are_in_the_document(run: Run, board: StatusB
     """Without it a monitor of one's own has to read the notes beside the checkpoint."""
     file = tmp_path / "games.yaml"
     file.write_text(file.read_text() + VIEWS)
-    board.configured(load_config(file, load_registry(), environ={}).config)
+    board.note_configuration(load_config(file, load_registry(), environ={}).config)
     board.view_refreshed("sessions", session_note())
     board.carried_out(manifest(0, "silver.games"), {}, {}, committed_by={"silver.games": "Spark"})
     document = json.loads(run("--json").output)
@@ -456,7 +456,7 @@ def test_views_and_what_is_expected_are_in_the_document(run: Run, board: StatusB
 def test_a_lake_says_how_views_were_left(run: Run, checkpoint: Lake, tmp_path: Path) -> None:
     """Without it nobody sees, while the stream is down, how old what is made of its tables is."""
     (tmp_path / "games.yaml").write_text(TEXT + VIEWS)
-    CheckpointStore(checkpoint).write(view_note_path("sessions"), session_note().dump())
+    CheckpointStore(checkpoint).write(view_note_path("sessions"), session_note().to_json())
     document = json.loads(run("--json").output)
     assert (document["source"], document["unread"]) == ("lake", [])
     assert (document["views"][0]["rows"], document["views"][0]["checked"]) == (10, None)

@@ -42,7 +42,7 @@ def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def lake_board(file: Path) -> LakeBoard:
     board = LakeBoard(load_config(file, load_registry(), environ={}).config)
-    board.read()
+    board.read_lake()
     return board
 
 
@@ -95,7 +95,7 @@ def test_a_lake_names_fields_that_the_schema_lacks(config_file: Path, brief: boo
     book({**read_rows(100), "unknown": 9, "unknown_fields": [("bonus", 5), ("coupon", 4)]}, number=2)
     book({**read_rows(100)}, number=3)
     board = LakeBoard(load_config(config_file, load_registry(), environ={}).config, brief=brief)
-    board.read()
+    board.read_lake()
     assert board.snapshot().unknown_fields == {"bonus": 12, "coupon": 4}
     assert board.snapshot().batches[0].read == 100
     shown = CliRunner().invoke(commands, ["status", "games.yaml"], env={"COLUMNS": "400"}).output

@@ -71,7 +71,7 @@ def states(*rows: dict[str, Any]) -> Listing:
 
 def running(**fields: Any) -> StreamSnapshot:
     board = StatusBoard("games")
-    board.enter("running")
+    board.enter_state("running")
     return replace(board.snapshot(), **fields)
 
 
@@ -189,7 +189,7 @@ def test_a_terminal_follows_the_stream(served: StatusBoard, tmp_path: Path) -> N
     try:
         lines = terminal.wait("Tables that cannot be written: silver.poker.", "$ router tables games.yaml", "warning")
         assert lines[0].rstrip() == "big_wins: running, batch 80, land"
-        served.enter("waiting", "no broker answers at broker:9092")
+        served.enter_state("waiting", "no broker answers at broker:9092")
         terminal.wait("big_wins: waiting for", "It waits, and continues by itself: no broker")
         assert "\x1b[?1049h" in terminal.output, "what stood in the terminal before comes back at the end"
         terminal.process.send_signal(signal.SIGINT)
@@ -249,7 +249,7 @@ def test_a_list_is_read_again_when_the_stream_reports_a_batch(board: StatusBoard
         assert "landed 96" in line_with(process, "route games  sink delta")
         began = time.monotonic()
         book({"batch_id": 4, "route": "games", "sink": "delta", "matched": 7, "landed": 7})
-        board.finished(BatchReport("games", 4, 7, 7, 0, 0, 0, 1, 1, {}))
+        board.note_report(BatchReport("games", 4, 7, 7, 0, 0, 0, 1, 1, {}))
         assert "landed 7" in line_with(process, "batch 4  route games  sink delta")
         assert time.monotonic() - began < 9.0, "without the stream's word it takes ten seconds"
         process.send_signal(signal.SIGINT)
@@ -327,7 +327,7 @@ def test_a_terminal_obeys_no_name() -> None:
     """Without it whoever names a game writes the title of somebody's terminal, or a line of the log."""
     letters = dict.fromkeys(("stage", "route", "sink", "reason", "first", "last"), HOSTILE)
     board = StatusBoard("games")
-    board.enter("waiting", HOSTILE)
+    board.enter_state("waiting", HOSTILE)
     board.carried_out(manifest(0, HOSTILE), {}, {f"r/s/{HOSTILE}": HOSTILE})
     board.dead_letters_are({("decode", HOSTILE, HOSTILE, HOSTILE): 1})
     board.view_failed(HOSTILE, HOSTILE)
@@ -420,7 +420,7 @@ def test_a_list_that_cannot_be_read_stays(board: StatusBoard, tmp_path: Path) ->
     assert any("silver.uno" in line for line in texts(stream))
     fails.append("from now on")
     time.sleep(20 * 0.05)
-    board.finished(BatchReport("games", 4, 7, 7, 0, 0, 0, 1, 1, {}))
+    board.note_report(BatchReport("games", 4, 7, 7, 0, 0, 0, 1, 1, {}))
     stream.look_at_stream()
     assert "the list cannot be read: no route to \\x1b[2Jstorage" in texts(stream, width=200)[1]
     stream.look_at_stream()
@@ -458,7 +458,7 @@ def test_a_stream_that_ends_leaves_its_lake(tmp_path: Path, monkeypatch: pytest.
     """Without it the screen shows for ever that all was well, or nothing from the first answer that is missed."""
     monkeypatch.chdir(tmp_path)
     board = StatusBoard("games")
-    board.enter("running")
+    board.enter_state("running")
     with StatusServer(board, Ui(address="127.0.0.1:0"), Metrics()) as server:
         assert server.address is not None
         file = tmp_path / "games.yaml"

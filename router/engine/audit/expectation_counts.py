@@ -77,10 +77,10 @@ def _counts_of_views(config: Config, store: CheckpointStore) -> Iterator[Expecta
     for view in config.views:
         if not view.expect:
             continue
-        note = Note.of(store.load(view_note_path(view.name)))
+        note = Note.from_json(store.load(view_note_path(view.name)))
         for expectation in view.expect:
-            counts = ExpectationCounts(f"view {view.name}", expectation, events=note.checked)
-            counts.violated = note.violated.get(expectation.name, 0)
+            counts = ExpectationCounts(f"view {view.name}", expectation, events=note.checked_rows)
+            counts.violated = note.violation_counts.get(expectation.name, 0)
             if counts.violated:
                 counts.last = datetime.fromisoformat(note.at)
             trend = [(rows, violated.get(expectation.name, 0)) for rows, violated in note.trend]

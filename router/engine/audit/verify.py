@@ -211,7 +211,7 @@ def _views(config: Config, store: CheckpointStore) -> tuple[dict[str, tuple[str,
     for view in config.views:
         path = view_note_path(view.name)
         try:
-            note = Note.of(store.load(path))
+            note = Note.from_json(store.load(path))
         except StartError as error:
             damaged[path] = str(error)
             continue

@@ -58,7 +58,7 @@ class Decoding:
     zero_is_absent: bool = False
 
     @property
-    def completes(self) -> bool:
+    def completes_events(self) -> bool:
         """Return whether something is made of decoded events."""
         return bool(self.tombstones or self.lookups or self.whole or self.narrowed)
 
@@ -83,7 +83,7 @@ def decode_records(records: pa.RecordBatch, decoding: Decoding) -> pa.RecordBatc
         columns = {name: column for name, column in columns.items() if name not in decoding.before}
         columns |= _columns_of(added)
     records = pa.RecordBatch.from_pydict(columns)
-    if not decoding.completes:
+    if not decoding.completes_events:
         return records
     return _row_by_row_if_it_raises(partial(_complete_events, decoding=decoding), records)
 
@@ -98,13 +98,13 @@ def _complete_events(records: pa.RecordBatch, decoding: Decoding) -> pa.RecordBa
     if decoding.lookups:
         columns = join_lookups(columns, decoding.lookups)
     for narrowed in decoding.narrowed:
-        columns |= narrowed.columns(columns["event"], blank=decoding.zero_is_absent)
+        columns |= narrowed.narrow_events(columns["event"], blank=decoding.zero_is_absent)
     return pa.RecordBatch.from_pydict(columns)
 
 
 def _narrow_all(columns: dict[str, pa.Array], whole: NarrowedEvent, *, blank: bool) -> dict[str, pa.Array]:
     """Return narrower events in place of all of them, and the errors; one with a value that does not fit has one."""
-    narrow = whole.columns(columns["event"], blank=blank)
+    narrow = whole.narrow_events(columns["event"], blank=blank)
     unfit = narrow[unfit_column(whole.column)]
     error = columns["_error"]
     return {
@@ -156,11 +156,11 @@ def decoding_task(
     `arrival`, unless it is None.
     """
 
-    def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def decode_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for records in batches:
             yield decode_records(with_arrival(records, arrival), decoding).select(columns)
 
-    return decode
+    return decode_batches
 
 
 def label_records(records: pa.RecordBatch, labelling: Labelling, defects: dict[str, str]) -> pa.RecordBatch:
@@ -170,7 +170,7 @@ def label_records(records: pa.RecordBatch, labelling: Labelling, defects: dict[s
     """
     if labelling.decoding:
         records = decode_records(records, labelling.decoding)
-    return _row_by_row_if_it_raises(lambda part: _Labels(part, labelling, defects).batch(), records)
+    return _row_by_row_if_it_raises(lambda part: _Labels(part, labelling, defects).label_batch(), records)
 
 
 class _Labels:
@@ -185,19 +185,19 @@ class _Labels:
         self.dead_letters: list[pa.StructArray] = []
         self.events = {route.name: route.narrowed for route in labelling.layout.routes if route.narrowed}
 
-    def batch(self) -> pa.RecordBatch:
+    def label_batch(self) -> pa.RecordBatch:
         """Return the columns of the layout."""
         columns = self.columns
         layout = self.labelling.layout
-        unreadable = self._shown()
+        unreadable = self._show_unreadable()
         is_event = pc.and_not(columns["event"].is_valid(), unreadable)
-        tombstone = pc.and_not(columns.get(TOMBSTONE, self._none()), unreadable)
+        tombstone = pc.and_not(columns.get(TOMBSTONE, self._no_record()), unreadable)
         living = pc.and_not(is_event, tombstone)
         matched = []
         unmatched = living
-        taken_tombstone = self._none()
+        taken_tombstone = self._no_record()
         for route in self.labelling.routes:
-            mask = self._holds(is_event if route.tombstones else living, route.rule, route.labels.name)
+            mask = self._evaluate_condition(is_event if route.tombstones else living, route.rule, route.labels.name)
             matched.append(mask)
             unmatched = pc.and_not(unmatched, mask)
             if route.tombstones:
@@ -215,23 +215,25 @@ class _Labels:
         if self.labelling.unmatched_are_dead:
             self._add_dead(unmatched, Stage.MATCH, "no route matches")
 
-        in_bronze = pc.invert(self._none())
+        in_bronze = pc.invert(self._no_record())
         if layout.drops_nulls:
             in_bronze = pc.and_not(in_bronze, pc.and_(columns["_bare"], columns["value"].is_null()))
         for check in self.labelling.bronze_checks:
             columns[layout.bronze_violated[check.name]] = pc.and_not(
-                in_bronze, self._holds(in_bronze, check.node, BRONZE)
+                in_bronze, self._evaluate_condition(in_bronze, check.node, BRONZE)
             )
         for route, mask in zip(self.labelling.routes, matched, strict=True):
-            self._route(route, mask, tombstone)
-        columns["_dead"] = self._dead()
-        return pa.RecordBatch.from_arrays([columns[name] for name in layout.columns()], names=layout.columns())
+            self._label_route(route, mask, tombstone)
+        columns["_dead"] = self._dead_letters()
+        return pa.RecordBatch.from_arrays(
+            [columns[name] for name in layout.landing_columns()], names=layout.landing_columns()
+        )
 
-    def _shown(self) -> _Mask:
+    def _show_unreadable(self) -> _Mask:
         """Return which records cannot be read; show what they have, for bronze and dead letters."""
         columns = self.columns
         if UNREADABLE not in columns or columns[UNREADABLE].null_count == self.rows:
-            return self._none()
+            return self._no_record()
         unreadable = columns[UNREADABLE].is_valid()
         reason, *values = columns[UNREADABLE].flatten()
         for name, value in zip(("key", "value", "headers"), values, strict=True):
@@ -239,7 +241,7 @@ class _Labels:
         self._add_dead(unreadable, Stage.READ, reason)
         return unreadable
 
-    def _route(self, route: RouteExpressions, matched: _Mask, tombstone: _Mask) -> None:
+    def _label_route(self, route: RouteExpressions, matched: _Mask, tombstone: _Mask) -> None:
         labels = route.labels
         columns = self.columns
         columns[labels.matched] = matched
@@ -247,16 +249,16 @@ class _Labels:
         checked = pc.and_not(matched, tombstone) if route.tombstones else matched
         violated: dict[str, list[tuple[str, _Mask]]] = {action: [] for action in ACTIONS}
         for check in route.checks:
-            mask = pc.and_not(checked, self._holds(checked, check.node, labels.name))
+            mask = pc.and_not(checked, self._evaluate_condition(checked, check.node, labels.name))
             violated[check.otherwise].append((check.name, mask))
             columns[labels.violated[check.name]] = mask
 
         # The first expectation that does not hold is the reason of a dead letter, and the one that rows wait for.
-        refused = self._none()
+        refused = self._no_record()
         for name, mask in violated["dead_letter"]:
             self._add_dead(pc.and_not(mask, refused), Stage.EXPECT, UNMET.format(name), labels.name)
             refused = pc.or_(refused, mask)
-        dropped = self._none()
+        dropped = self._no_record()
         for _, mask in violated["drop"]:
             dropped = pc.or_(dropped, mask)
         dropped = pc.and_not(dropped, refused)
@@ -266,7 +268,7 @@ class _Labels:
             held = pc.if_else(mask, name, held)
 
         lands = pc.and_not(pc.and_not(matched, refused), dropped)
-        broken = self._broken(route, lands)
+        broken = self._make_route_rows(route, lands)
         columns[labels.refused] = pc.or_(refused, broken)
         lands = pc.and_not(lands, broken)
         for target in labels.targets:
@@ -275,14 +277,14 @@ class _Labels:
             columns[target.destination] = lands
             name_node = route.names.get(target.destination)
             if name_node:
-                self._name(route, target, name_node, lands)
+                self._name_tables(route, target, name_node, lands)
             if target.merge_by:
                 self._merge_by(route, target, lands)
 
-    def _broken(self, route: RouteExpressions, lands: _Mask) -> _Mask:
+    def _make_route_rows(self, route: RouteExpressions, lands: _Mask) -> _Mask:
         """Make the route's rows; return those of which the projection cannot be evaluated."""
         labels = route.labels
-        unfit = self._none()
+        unfit = self._no_record()
         if labels.narrowed:
             unfit = pc.and_(lands, self.columns[unfit_column(labels.narrowed)])
             self._add_dead(unfit, Stage.SELECT, UNFIT, labels.name)
@@ -292,18 +294,18 @@ class _Labels:
             # Spark has made the struct: it is null if the projection raised.
             raised = self.columns[labels.targets[0].rows].is_null()
         else:
-            raised = self._project(labels, route.row)
+            raised = self._project_row(labels, route.row)
         broken = pc.and_not(pc.and_(lands, raised), unfit)
         self._add_dead(broken, Stage.SELECT, "the projection cannot be evaluated", labels.name)
         return pc.or_(broken, unfit)
 
-    def _project(self, labels: RouteLabels, nodes: tuple[Node, ...]) -> _Mask:
+    def _project_row(self, labels: RouteLabels, nodes: tuple[Node, ...]) -> _Mask:
         target = labels.targets[0]
         fields = list(target.schema)[-len(nodes) :]  # an outbox has coordinates before
         values = []
-        raised = self._none()
+        raised = self._no_record()
         for node, field in zip(nodes, fields, strict=True):
-            value, raised_here = self._evaluate(node, labels.name)
+            value, raised_here = self._evaluate_node(node, labels.name)
             values.append(in_type(value, field.type))
             if raised_here is not None:
                 raised = pc.or_(raised, raised_here)
@@ -321,25 +323,25 @@ class _Labels:
             columns = {**columns, **dict(zip(row.type.names, row.flatten(), strict=True)), "event": columns["event"]}
         tables = pa.array([by.table] * self.rows, pa.string()) if by.table else self.columns[target.destination]
         self.columns[target.destination] = pc.and_(lands, tables.is_valid())
-        deleted = self._holds(lands, by.deletes, target.route, columns)
+        deleted = self._evaluate_condition(lands, by.deletes, target.route, columns)
         if by.tombstones:
             deleted = pc.or_(deleted, self.columns[TOMBSTONE])
         values = [tables, deleted]
         for node in by.newest:
-            value, _ = self._evaluate(node, target.route, columns)
+            value, _ = self._evaluate_node(node, target.route, columns)
             values.append(value)
         fields = list(target.schema)[len(MERGED_COORDINATES) :][: len(values)]
         values = [in_type(value, field.type) for value, field in zip(values, fields, strict=True)]
         self.columns[str(target.merge_by)] = pa.StructArray.from_arrays(values, fields=fields)
 
-    def _name(self, route: RouteExpressions, target: Target, node: Node, lands: _Mask) -> None:
+    def _name_tables(self, route: RouteExpressions, target: Target, node: Node, lands: _Mask) -> None:
         """Apply the naming rule: once to every different name."""
         columns = self.columns
         if route.names_of_rows:
             # The columns that `select` makes, unless a column of the record has their name.
             row: pa.StructArray = columns[target.rows]
             columns = {**dict(zip(row.type.names, row.flatten(), strict=True)), **columns}
-        name, _ = self._evaluate(node, route.labels.name, columns)
+        name, _ = self._evaluate_node(node, route.labels.name, columns)
         coded = pc.if_else(lands, name, pa.scalar(None, pa.string())).dictionary_encode()
         # A string of Spark may hold any bytes, a dead letter must be readable.
         names = replace_bad_bytes(coded.dictionary).to_pylist()
@@ -361,11 +363,13 @@ class _Labels:
             return None
         return table
 
-    def _holds(self, candidates: _Mask, node: Node, owner: str, columns: dict[str, pa.Array] | None = None) -> _Mask:
-        value, _ = self._evaluate(node, owner, columns)
+    def _evaluate_condition(
+        self, candidates: _Mask, node: Node, owner: str, columns: dict[str, pa.Array] | None = None
+    ) -> _Mask:
+        value, _ = self._evaluate_node(node, owner, columns)
         return pc.and_(candidates, pc.fill_null(value, False))
 
-    def _evaluate(
+    def _evaluate_node(
         self, node: Node, owner: str, columns: dict[str, pa.Array] | None = None
     ) -> tuple[pa.Array, pa.BooleanArray | None]:
         """Evaluate an expression of a route, or of bronze, over the records' columns or others; note its defects."""
@@ -378,7 +382,7 @@ class _Labels:
             self.defects[owner] = str(defects[0])
         return result
 
-    def _none(self) -> _Mask:
+    def _no_record(self) -> _Mask:
         return pa.repeat(pa.scalar(False), self.rows)
 
     def _add_dead(
@@ -396,7 +400,7 @@ class _Labels:
         self.dead_rows.append(row_numbers)
         self.dead_letters.append(pa.StructArray.from_arrays(values, fields=list(_DEAD_LETTER)))
 
-    def _dead(self) -> pa.Array:
+    def _dead_letters(self) -> pa.Array:
         """Return the dead letters of every row: a list of structs, null for nearly all."""
         if not self.dead_rows:
             return pa.nulls(self.rows, pa.list_(_DEAD_LETTER))

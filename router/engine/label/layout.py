@@ -142,11 +142,11 @@ class Target:
         """Return why a row is refused whose table would be one more than `at_most`."""
         return f"table {table}: the sink may have {self.at_most} tables and has them"
 
-    def named(self, table: str) -> str:
+    def name_in_dead_letters(self, table: str) -> str:
         """Return what a dead letter calls the place where a row could not go: nobody looks into an outbox."""
         return f"sink {self.key}" if self.outbox else f"table {table}"
 
-    def place(self, table: str) -> str:
+    def demands_key(self, table: str) -> str:
         """Return the key of this target's rows in a table, as demands have it."""
         return f"{self.key}/{table}"
 
@@ -202,7 +202,7 @@ class Layout:
         return (*self.targets, *(target.quarantine for target in self.targets if target.quarantine))
 
     @property
-    def about(self) -> tuple[str, ...]:
+    def schema_columns(self) -> tuple[str, ...]:
         """Return the columns about a record's schema that a quarantine keeps."""
         quarantined: set[str] = set()
         for target in self.targets:
@@ -210,11 +210,11 @@ class Layout:
                 quarantined.update(target.quarantine.schema.names)
         return tuple(column for name, column in SCHEMA_COLUMNS.items() if name in quarantined)
 
-    def columns(self) -> list[str]:
+    def landing_columns(self) -> list[str]:
         """Return the columns of a labelled batch that landing needs, each once."""
         names: list[str | None] = [*RAW_COLUMNS, "_failed", "_bare", "_unmatched", "_dead"]
         names += ["_wanted" if self.wanted else None, "_unknown" if self.unknown else None]
-        names += [*self.about, *self.bronze_violated.values()]
+        names += [*self.schema_columns, *self.bronze_violated.values()]
         for route in self.routes:
             names += [route.matched, route.refused, route.dropped, *route.violated.values()]
             names.append(lost_column(route.narrowed) if route.narrowed else None)
@@ -242,7 +242,7 @@ class Demands:
     constraints: dict[str, dict[str, Node]] = field(default_factory=dict)
     blocked: dict[str, str] = field(default_factory=dict)
 
-    def differ(self, other: Demands, places: set[str]) -> bool:
+    def differ_in(self, other: Demands, places: set[str]) -> bool:
         """Return whether rows in these places would be staged or quarantined otherwise under other demands."""
         for place in places:
             if self._of_place(place) != other._of_place(place):

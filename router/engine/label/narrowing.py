@@ -41,7 +41,7 @@ class NarrowedEvent:
     column: str
     type: pa.DataType
 
-    def columns(self, events: pa.Array, *, blank: bool) -> dict[str, pa.Array]:
+    def narrow_events(self, events: pa.Array, *, blank: bool) -> dict[str, pa.Array]:
         """Return the columns of decoded events; `blank`: zero and empty values may stand for absent ones."""
         cast = cast_down(events, self.type, blank=blank)
         return {
@@ -50,7 +50,7 @@ class NarrowedEvent:
             unfit_column(self.column): pa.array(cast.too_wide),
         }
 
-    def fields(self, event: StructType) -> list[StructField]:
+    def spark_fields(self, event: StructType) -> list[StructField]:
         """Return the columns as Spark has them; `event` is the type."""
         marks = [StructField(name, BooleanType()) for name in (lost_column(self.column), unfit_column(self.column))]
         return [StructField(self.column, event), *marks]
@@ -75,27 +75,27 @@ def narrowest_change(
     went. Halves of the changes are tried, so one that is to blame costs a few plans, however many fields there are.
     """
     changed = [name for name in dict.fromkeys([*old.names, *new.names]) if _type_of(new, name) != _type_of(old, name)]
-    if not changed or not can_plan(_without(new, old, changed)):
+    if not changed or not can_plan(_without_changes(new, old, changed)):
         return None
     kept_back = set(changed)
 
-    def allow(names: list[str]) -> None:
-        if can_plan(_without(new, old, kept_back - set(names))):
+    def allow_changes(names: list[str]) -> None:
+        if can_plan(_without_changes(new, old, kept_back - set(names))):
             kept_back.difference_update(names)
         elif len(names) > 1:
             middle = len(names) // 2
-            allow(names[:middle])
-            allow(names[middle:])
+            allow_changes(names[:middle])
+            allow_changes(names[middle:])
 
-    allow(changed)
-    return _without(new, old, kept_back), tuple(name for name in changed if name in kept_back)
+    allow_changes(changed)
+    return _without_changes(new, old, kept_back), tuple(name for name in changed if name in kept_back)
 
 
 def _type_of(event: StructType, name: str) -> pa.DataType | None:
     return arrow_type(event[name].dataType) if name in event.names else None
 
 
-def _without(new: StructType, old: StructType, kept_back: set[str] | list[str]) -> StructType:
+def _without_changes(new: StructType, old: StructType, kept_back: set[str] | list[str]) -> StructType:
     """Return the fields of `new`, those in `kept_back` as they are in `old`."""
     fields = []
     for field in new:

@@ -29,7 +29,7 @@ from router.engine.label.labels import Decoding, Labelling, decoding_task
 from router.engine.label.layout import Layout
 from router.engine.label.narrowing import NarrowedEvent, keep_planned, load_planned, narrowest_change
 from router.engine.label.route import CONDITIONS, SPREAD_BY, Check, RoutePlanner, no_condition
-from router.engine.label.tombstones import TOMBSTONE, Tombstones, takes_tombstones, tombstones
+from router.engine.label.tombstones import TOMBSTONE, Tombstones, plan_tombstones, takes_tombstones
 from router.engine.lookup.loading import Lookups
 from router.errors import StartError, first_line
 from router.own_names import BRONZE
@@ -97,17 +97,17 @@ class Plan:
         return self.stages.labelling.layout
 
     @property
-    def spreads(self) -> bool:
+    def spreads_by_table(self) -> bool:
         """Return whether data names tables, so that rows can be shuffled by table."""
         return bool(self.stages.spread_by)
 
-    def frame(self, records: DataFrame, tasks: int | None = None) -> tuple[DataFrame, Labelling]:
+    def frame_for_landing(self, records: DataFrame, tasks: int | None = None) -> tuple[DataFrame, Labelling]:
         """Return the frame that the landing task gets of raw records, and how it labels them.
 
         With `tasks` rows are shuffled so that those of a table meet in one of so many. Keeps `_big` and UNREADABLE.
         """
         stages = self.stages
-        spread = tasks is not None and self.spreads
+        spread = tasks is not None and self.spreads_by_table
         frame = records
         if stages.arrow is None:
             frame = stages.decoder.decode(records)
@@ -118,24 +118,24 @@ class Plan:
 
         # Spark's expressions need decoded records: an earlier task decodes them.
         decoded = StructType([*stages.decoded, *(field for field in frame.schema if field.name in KEPT)])
-        if stages.arrow or stages.decoding.completes:
+        if stages.arrow or stages.decoding.completes_events:
             frame = frame.mapInArrow(decoding_task(stages.decoding, decoded.names, self.arrival), decoded)
         elif self.arrival is not None:
             # No task runs before Spark's expressions. The constant is another one in each batch, so Spark compiles this
             # plan each time; a task for it alone would cost more.
             frame = _with_arrival(frame, self.arrival)
         columns = [*decoded.names]
-        for level in self._guarded(stages.levels):
+        for level in self._guard_nulls(stages.levels):
             frame = frame.withColumns(level)
             columns += [name for name in level if name not in columns]
         frame = frame.select(*columns)
         if spread:
-            for level in self._guarded(stages.spread_by):
+            for level in self._guard_nulls(stages.spread_by):
                 frame = frame.withColumns(level)
             frame = frame.repartition(tasks or 1, SPREAD_BY).select(*columns)
         return frame, replace(stages.labelling, decoding=None)
 
-    def _guarded(self, levels: tuple[dict[str, Column], ...]) -> Iterator[dict[str, Column]]:
+    def _guard_nulls(self, levels: tuple[dict[str, Column], ...]) -> Iterator[dict[str, Column]]:
         for level in levels:
             guarded = {name: F.when(~self.nulls[name], level[name]) for name in level.keys() & self.nulls.keys()}
             yield {**level, **guarded}
@@ -188,10 +188,10 @@ class Planner:
         self.kept: dict[str, StructType] | None = None
         self.told: dict[str, tuple[str, ...]] = {}
 
-    def prepare(self, spark: SparkSession) -> None:
+    def prepare_stages(self, spark: SparkSession) -> None:
         """Make the stages ahead of the first batch; a batch that comes meanwhile waits for them."""
         with self.preparing, suppress(Exception):  # the batch gets the same error, and reports it
-            self._prepared(spark)
+            self._prepared_stages(spark)
         self._refuse_impossible_columns()
 
     def check_routes(self) -> None:
@@ -205,7 +205,7 @@ class Planner:
             route.check_parts()
         self.are_routes_checked = True
 
-    def refresh(self, wanted: frozenset[str] = frozenset()) -> None:
+    def fetch_schemas(self, wanted: frozenset[str] = frozenset()) -> None:
         """Let the decoder fetch the schemas that the next batch, or rows of this one, need.
 
         Before a batch (nothing is wanted) tables of lookups that have changed are loaded again as well. Raises OSError
@@ -231,13 +231,13 @@ class Planner:
             self.stages = None
         return bool(new)
 
-    def plan(self, raw: DataFrame, arrival: int | None = None) -> Plan:
+    def plan_batch(self, raw: DataFrame, arrival: int | None = None) -> Plan:
         """Return the plan of one batch. Needs the columns of `RECORD_SCHEMA`. Lazy.
 
         Records without an arrival get `arrival`, unless it is None.
         """
         with self.preparing:
-            stages = self._prepared(raw.sparkSession)
+            stages = self._prepared_stages(raw.sparkSession)
         self._refuse_impossible_columns()
         self._log_stages(stages)
         self._keep_planned(stages)
@@ -263,12 +263,12 @@ class Planner:
                     raise StartError(f"route {route.name}, sink {target.sink}: {faults[0]}")
         self.checks_columns = False
 
-    def _prepared(self, spark: SparkSession) -> Stages:
+    def _prepared_stages(self, spark: SparkSession) -> Stages:
         # A decoder that has learnt something is another object.
         if self.stages is None or self.stages.decoder is not self.decoder:
             self.lookups.load_missing(spark)
             with refused_expressions(self.config.name):
-                self.stages = self._stages(spark)
+                self.stages = self._make_stages(spark)
         # A lookup that was loaded again has the columns of before, and other rows.
         lookup_states = self.lookups.loaded_states()
         if self.stages.decoding.lookups and self.lookup_states != lookup_states:
@@ -284,7 +284,7 @@ class Planner:
             log.info("%s: %s", self.config.name, stages_text)
         self.logged = stages_text
 
-    def _stages(self, spark: SparkSession) -> Stages:
+    def _make_stages(self, spark: SparkSession) -> Stages:
         config = self.config
         self.check_routes()
         records = spark.createDataFrame([], RECORD_SCHEMA)
@@ -297,20 +297,20 @@ class Planner:
         frame = spark.createDataFrame([], StructType(fields))
         whole = None
         try:
-            frame, tombstone_events, lookup_keys = self._complete(frame)
+            frame, tombstone_events, lookup_keys = self._complete_frame(frame)
         except StartError as error:
             event = self._narrower_event(
-                EVERY_ROUTE, _event_of(frame), error, lambda event: self._complete(frame, event)
+                EVERY_ROUTE, _event_of(frame), error, lambda event: self._complete_frame(frame, event)
             )
             whole = NarrowedEvent("event", arrow_type(event))
-            frame, tombstone_events, lookup_keys = self._complete(frame, event)
+            frame, tombstone_events, lookup_keys = self._complete_frame(frame, event)
         fields = [*frame.schema]
         every = _event_of(frame)
 
-        routes, narrowed = self._routes(frame, has_tombstones=tombstone_events is not None)
+        routes, narrowed = self._plan_routes(frame, has_tombstones=tombstone_events is not None)
         events = [NarrowedEvent(column, arrow_type(event)) for column, event in narrowed.items()]
         for narrow, event in zip(events, narrowed.values(), strict=True):
-            fields += narrow.fields(event)
+            fields += narrow.spark_fields(event)
         decoding = Decoding(
             arrow=replace(arrow, before=None) if arrow else None,  # `before` is a closure of the driver's
             tombstones=tombstone_events,
@@ -335,7 +335,7 @@ class Planner:
         bronze_checks, bronze_columns, bronze_by_spark = _bronze_checks(
             frame, expectations, self.left_to_spark.get(BRONZE)
         )
-        levels = _levels(routes)
+        levels = _projection_levels(routes)
         levels[0].update(bronze_columns)
         labelling = Labelling(
             decoding=decoding,
@@ -353,7 +353,7 @@ class Planner:
             decoded=StructType(fields),
             levels=tuple(level for level in levels if level),
             spread_by=next(
-                filter(None, (route.planner.spread_by(frame) for route in routes if not route.narrowed)), ()
+                filter(None, (route.planner.spread_by(frame) for route in routes if not route.narrowed_column)), ()
             ),
             routes_by_spark={route.name: route.by_spark for route in routes if route.by_spark},
             bronze_by_spark=bronze_by_spark,
@@ -361,7 +361,7 @@ class Planner:
             events={EVERY_ROUTE: every, **{route.name: route.event for route in routes}},
         )
 
-    def _complete(
+    def _complete_frame(
         self, frame: DataFrame, event: StructType | None = None
     ) -> tuple[DataFrame, Tombstones | None, dict[str, tuple[Node, ...]]]:
         """Return an empty frame with what tombstones and lookups add to decoded records, and their expressions.
@@ -373,7 +373,7 @@ class Planner:
             frame = _with_event(frame, event)
         spark = frame.sparkSession
         with refused_expressions(self.config.name):
-            tombstone_events = tombstones(self.config, frame)
+            tombstone_events = plan_tombstones(self.config, frame)
             if tombstone_events:
                 frame = spark.createDataFrame([], frame.schema.add(TOMBSTONE, BooleanType()))
             lookup_keys = self.lookups.key_expressions(frame)
@@ -382,7 +382,7 @@ class Planner:
                 frame = spark.createDataFrame([], StructType(fields))
         return frame, tombstone_events, lookup_keys
 
-    def _routes(
+    def _plan_routes(
         self, frame: DataFrame, *, has_tombstones: bool
     ) -> tuple[tuple[PlannedRoute, ...], dict[str, StructType]]:
         """Return the routes as they are planned, and the columns of narrowed events with their types."""
@@ -390,18 +390,18 @@ class Planner:
         narrowed: dict[str, StructType] = {}
         for planner in self.routes:
             try:
-                routes.append(self._route(planner, frame, has_tombstones=has_tombstones))
+                routes.append(self._plan_route(planner, frame, has_tombstones=has_tombstones))
             except StartError as error:
 
-                def plan(event: StructType, planner: RoutePlanner = planner) -> object:
-                    return self._route(planner, _with_event(frame, event), has_tombstones=has_tombstones)
+                def plan_with_event(event: StructType, planner: RoutePlanner = planner) -> object:
+                    return self._plan_route(planner, _with_event(frame, event), has_tombstones=has_tombstones)
 
-                event = self._narrower_event(planner.route.identity, _event_of(frame), error, plan)
+                event = self._narrower_event(planner.route.identity, _event_of(frame), error, plan_with_event)
                 names = {other: name for name, other in narrowed.items()}
                 column = names.get(event, f"_event{len(narrowed)}")
                 narrowed[column] = event
                 seeing = replace(planner, narrowed=column)
-                routes.append(self._route(seeing, _with_event(frame, event), has_tombstones=has_tombstones))
+                routes.append(self._plan_route(seeing, _with_event(frame, event), has_tombstones=has_tombstones))
         return tuple(routes), narrowed
 
     def _narrower_event(
@@ -450,11 +450,11 @@ class Planner:
         self.planned = planned
         self.kept = stages.events
 
-    def _route(self, planner: RoutePlanner, frame: DataFrame, *, has_tombstones: bool) -> PlannedRoute:
+    def _plan_route(self, planner: RoutePlanner, frame: DataFrame, *, has_tombstones: bool) -> PlannedRoute:
         """Return a route as it is planned with a frame. Raises StartError if it cannot be."""
         event = _event_of(frame)
         with refused_expressions(f"route {planner.route.name}"):
-            labels = planner.labels(frame, self.config)
+            labels = planner.route_labels(frame, self.config)
             try:
                 if labels.name in self.left_to_spark:
                     raise Untranslatable(self.left_to_spark[labels.name])
@@ -487,19 +487,19 @@ class PlannedRoute:
         return self.expressions.labels.name
 
     @property
-    def narrowed(self) -> str | None:
+    def narrowed_column(self) -> str | None:
         """Return the column of the events that the route sees, None if it sees all of them."""
         return self.planner.narrowed
 
 
-def _levels(routes: Iterable[PlannedRoute]) -> list[dict[str, Column]]:
+def _projection_levels(routes: Iterable[PlannedRoute]) -> list[dict[str, Column]]:
     """Return the projections of all routes: two for those that see all of an event, four for each narrower one.
 
     Those begin and end with a change of the column `event`, which the expressions of routes read.
     """
     of_event: dict[str | None, list[dict[str, Column]]] = {None: [{}, {}]}
     for route in routes:
-        levels = of_event.setdefault(route.narrowed, [{}, {}])
+        levels = of_event.setdefault(route.narrowed_column, [{}, {}])
         for level, columns in zip(levels, route.levels, strict=False):
             level.update(columns)
     projections = of_event.pop(None)

@@ -142,7 +142,7 @@ class RoutePlanner:
         return self.route.select == EVERYTHING
 
     @property
-    def merging(self) -> dict[int, MergingSink]:
+    def merging_sinks(self) -> dict[int, MergingSink]:
         """Return the merging sinks by their place."""
         return {j: sink for j, sink in enumerate(self.route.sinks) if isinstance(sink, MergingSink)}
 
@@ -206,7 +206,7 @@ class RoutePlanner:
         Tasks always evaluate these, as they do with `names_of_rows`.
         """
         deletes, newest = self._merge_columns()
-        if not newest and all(sink.deletes() is None for sink in self.merging.values()):
+        if not newest and all(sink.deletes() is None for sink in self.merging_sinks.values()):
             return None  # the usual case, without a call of Spark's analyser
         scope = self.frame_for_merges(frame)
         if not _reads_any(scope, [*deletes, *newest], {*self._columns_in_merges(frame)}):
@@ -230,7 +230,7 @@ class RoutePlanner:
 
     def _columns_in_merges(self, frame: DataFrame) -> dict[str, StructField]:
         """Return the route's columns that order and delete rows, by small names: a tombstone has none."""
-        if not self.merging or takes_tombstones(self.route):
+        if not self.merging_sinks or takes_tombstones(self.route):
             return {}
         return {field.name.lower(): field for field in self.row_type(frame) if field.name.lower() != "event"}
 
@@ -259,7 +259,7 @@ class RoutePlanner:
         """Return what deletes rows, one column for each merging sink, and what orders them."""
         deletes = []
         newest: list[Column] = []
-        for sink in self.merging.values():
+        for sink in self.merging_sinks.values():
             condition = sink.deletes()
             deletes.append(F.lit(False) if condition is None else condition)
             newest += sink.newest()
@@ -274,7 +274,7 @@ class RoutePlanner:
         name_level = {SPREAD_BY: tried(F.when(has_event, names[0]))}
         if not self._reads_selected(frame, names[:1]):
             return (name_level,)
-        row = tried(F.when(has_event, F.struct(*self.projection(frame))))
+        row = tried(F.when(has_event, F.struct(*self.projection_columns(frame))))
         row_level = {column.name: row.getField(column.name) for column in self.selected_columns(frame)}
         return (row_level, name_level)
 
@@ -296,13 +296,13 @@ class RoutePlanner:
                     return False
         return True
 
-    def columns(self, frame: DataFrame, *, with_names: bool, with_merges: bool) -> RouteColumns:
+    def route_columns(self, frame: DataFrame, *, with_names: bool, with_merges: bool) -> RouteColumns:
         """Return the route's expressions over the columns of a decoded frame, as far as they read no rows."""
         deletes, newest = self._merge_columns() if with_merges else ([], [])
         return RouteColumns(
             rule=self.route.match.matches(),
             checks=tuple(F.expr(check.sql) for check in self.route.expect),
-            row=() if self.takes_events else tuple(self.projection(frame)),
+            row=() if self.takes_events else tuple(self.projection_columns(frame)),
             names=tuple(self.table_columns().values()) if with_names else (),
             deletes=tuple(deletes),
             newest=tuple(newest),
@@ -328,18 +328,18 @@ class RoutePlanner:
                 if isinstance(kind, (StructType, ArrayType, MapType)):
                     yield j, f"{path} is {kind.simpleString()}, and no name of a table: name one of its fields"
 
-    def projection(self, frame: DataFrame) -> list[Column]:
+    def projection_columns(self, frame: DataFrame) -> list[Column]:
         """Return the columns that the route selects."""
         columns: list[Column] = []
         for text in self.route.select:
-            columns += _expand(frame, text)
+            columns += _expand_star(frame, text)
         return columns
 
     def in_tasks(self, frame: DataFrame, labels: RouteLabels) -> RouteExpressions:
         """Return what tasks evaluate themselves. Raises Untranslatable with what only Spark can evaluate."""
         names_of_rows = self.names_of_rows(frame)
         merges_of_rows = self.merges_of_rows(frame)
-        columns = self.columns(frame, with_names=names_of_rows is None, with_merges=merges_of_rows is None)
+        columns = self.route_columns(frame, with_names=names_of_rows is None, with_merges=merges_of_rows is None)
         try:
             # All at once, since each call analyses a plan.
             nodes = translate_columns(
@@ -357,7 +357,7 @@ class RoutePlanner:
             raise Untranslatable("the * of a field") from None
         self._refuse_no_conditions([node.kind for node in nodes])
         remaining = iter(nodes)
-        return self._expressions(
+        return self._route_expressions(
             labels,
             rule=next(remaining),
             checks=list(islice(remaining, len(columns.checks))),
@@ -379,7 +379,7 @@ class RoutePlanner:
         """
         names_of_rows = self.names_of_rows(frame)
         merges_of_rows = self.merges_of_rows(frame)
-        columns = self.columns(frame, with_names=names_of_rows is None, with_merges=merges_of_rows is None)
+        columns = self.route_columns(frame, with_names=names_of_rows is None, with_merges=merges_of_rows is None)
         conditions = frame.select(columns.rule, *columns.checks).schema
         self._refuse_no_conditions([field.dataType.simpleString() for field in conditions])
         matched = F.col(labels.matched)
@@ -396,7 +396,7 @@ class RoutePlanner:
             guarded[self.rows] = tried(F.when(matched, F.struct(*columns.row)))
             row = _read_column(self.rows)
 
-        def guard(kind: str, values: tuple[Column, ...]) -> list[Node]:
+        def guard_columns(kind: str, values: tuple[Column, ...]) -> list[Node]:
             nodes = []
             for k, value in enumerate(values):
                 name = f"_{kind}{self.index}_{k}"
@@ -404,20 +404,20 @@ class RoutePlanner:
                 nodes.append(_read_column(name))
             return nodes
 
-        expressions = self._expressions(
+        expressions = self._route_expressions(
             labels,
             rule=_read_column(labels.matched),
             checks=checks,
             row=row,
-            names=guard("names", columns.names),
+            names=guard_columns("names", columns.names),
             names_of_rows=names_of_rows,
             merges_of_rows=merges_of_rows,
-            deletes=guard("deletes", columns.deletes),
-            newest=guard("newest", columns.newest),
+            deletes=guard_columns("deletes", columns.deletes),
+            newest=guard_columns("newest", columns.newest),
         )
         return expressions, [{labels.matched: holds_where(candidates, columns.rule)}, guarded]
 
-    def _expressions(
+    def _route_expressions(
         self,
         labels: RouteLabels,
         *,
@@ -433,12 +433,12 @@ class RoutePlanner:
         if names_of_rows is not None:
             names = names_of_rows
         if merges_of_rows is not None:
-            deletes = merges_of_rows[: len(self.merging)]
-            newest = merges_of_rows[len(self.merging) :]
+            deletes = merges_of_rows[: len(self.merging_sinks)]
+            newest = merges_of_rows[len(self.merging_sinks) :]
         merges = {}
         # The order columns of all sinks stand one after another: each sink takes as many as it has.
         remaining = iter(newest)
-        for (j, sink), node in zip(self.merging.items(), deletes, strict=True):
+        for (j, sink), node in zip(self.merging_sinks.items(), deletes, strict=True):
             target = labels.targets[j]
             merges[str(target.merge_by)] = MergeBy(
                 table=None if target.bad_name else str(sink.table()),
@@ -460,7 +460,7 @@ class RoutePlanner:
             merges_of_rows=merges_of_rows is not None,
         )
 
-    def labels(self, frame: DataFrame, config: Config) -> RouteLabels:
+    def route_labels(self, frame: DataFrame, config: Config) -> RouteLabels:
         """Return what the route's columns are called, and its targets."""
         row_type = self.row_type(frame)
         for fault in self.row_faults(frame, row_type):
@@ -493,14 +493,14 @@ class RoutePlanner:
 
     def row_type(self, frame: DataFrame) -> StructType:
         """Return the columns of the route's rows."""
-        row = F.col("event") if self.takes_events else F.struct(*self.projection(frame))
+        row = F.col("event") if self.takes_events else F.struct(*self.projection_columns(frame))
         kind = frame.select(row.alias("row")).schema["row"].dataType
         assert isinstance(kind, StructType)  # the contract of decoders
         return kind
 
     def row_faults(self, frame: DataFrame, row_type: StructType) -> Iterator[str]:
         """Yield why no table can have the route's columns: names and types that Delta lacks, at any depth."""
-        yield from _unkept(row_type)
+        yield from _types_delta_lacks(row_type)
         # Spark would call the column of an expression without a name col1, col2 by its place.
         written = f"{' '.join(self.route.select)} {frame.schema['event'].simpleString()}".lower()
         for name in row_type.names:
@@ -528,7 +528,7 @@ class RoutePlanner:
                     f"route {target.route}, sink {target.sink}: expectation {holding[0]}: rows wait for tables only "
                     "that are appended to; write `otherwise: dead_letter`"
                 )
-            return self._outbox(frame, row_type, j, target, config)
+            return self._outbox_target(frame, row_type, j, target, config)
 
         for _, fault in option_faults(sink, row_type):
             raise StartError(f"route {target.route}, sink {target.sink}: {fault}")
@@ -541,13 +541,13 @@ class RoutePlanner:
             held=f"_held{self.index}" if holding else None,
         )
         # Made of the target as it is now: a quarantine is one table with a fixed name and no partitions.
-        target = replace(target, quarantine=_quarantine(frame, target, config), partition_by=sink.partition_by)
+        target = replace(target, quarantine=_quarantine_target(frame, target, config), partition_by=sink.partition_by)
         table = sink.table()
         if isinstance(table, str):
             return replace(target, table=table)
         return replace(target, bad_name=self._bad_name(j), at_most=sink.at_most)
 
-    def _outbox(self, frame: DataFrame, row_type: StructType, j: int, target: Target, config: Config) -> Target:
+    def _outbox_target(self, frame: DataFrame, row_type: StructType, j: int, target: Target, config: Config) -> Target:
         """Return the target of a sink that applies or merges rows later: the outbox that keeps them."""
         sink = self.route.sinks[j]
         table = outbox_of(config.name, target.route, target.sink)
@@ -598,7 +598,7 @@ def _reads_any(scope: DataFrame, columns: list[Column], names: set[str]) -> bool
     return False
 
 
-def _quarantine(frame: DataFrame, target: Target, config: Config) -> Target | None:
+def _quarantine_target(frame: DataFrame, target: Target, config: Config) -> Target | None:
     """Return the table where rows wait until theirs can take them. It has the columns that have a value.
 
     None for a route with a column of a name that the quarantine needs, unless the sink or an expectation requires one:
@@ -634,7 +634,7 @@ def _arrow_types(frame: DataFrame, columns: dict[str, str]) -> dict[str, pa.Data
     return {new: arrow_type(frame.schema[old].dataType) for new, old in columns.items()}
 
 
-def _expand(frame: DataFrame, text: str) -> list[Column]:
+def _expand_star(frame: DataFrame, text: str) -> list[Column]:
     """Return the columns of an expression of `select`: several for the `*` of a struct."""
     star = re.fullmatch(r"\s*(\w+)\.\*\s*", text)
     if star and star[1] in frame.columns:
@@ -648,17 +648,17 @@ _KEPT = (BinaryType, BooleanType, DateType, NumericType, StringType, TimestampNT
 """The types of single values that Delta keeps."""
 
 
-def _unkept(kind: DataType, column: str = "") -> Iterator[str]:
+def _types_delta_lacks(kind: DataType, column: str = "") -> Iterator[str]:
     """Yield what Delta cannot keep, at any depth: names and types."""
     if isinstance(kind, StructType):
         yield from _name_faults(kind)
         for child in kind:
-            yield from _unkept(child.dataType, f"{column}.{child.name}" if column else child.name)
+            yield from _types_delta_lacks(child.dataType, f"{column}.{child.name}" if column else child.name)
     elif isinstance(kind, ArrayType):
-        yield from _unkept(kind.elementType, column)
+        yield from _types_delta_lacks(kind.elementType, column)
     elif isinstance(kind, MapType):
-        yield from _unkept(kind.keyType, column)
-        yield from _unkept(kind.valueType, column)
+        yield from _types_delta_lacks(kind.keyType, column)
+        yield from _types_delta_lacks(kind.valueType, column)
     elif not isinstance(kind, _KEPT):
         yield f"column {column}: a table cannot keep {kind.simpleString()}; cast it or leave it out in `select`"
 

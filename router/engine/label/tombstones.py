@@ -46,7 +46,7 @@ def takes_tombstones(route: Route) -> bool:
     return all(takes)
 
 
-def tombstones(config: Config, frame: DataFrame) -> Tombstones | None:
+def plan_tombstones(config: Config, frame: DataFrame) -> Tombstones | None:
     """Return how tombstones become events; None if no route takes them. Needs a decoded frame's columns."""
     routes = [route for route in config.routes if takes_tombstones(route)]
     if not routes:
@@ -100,8 +100,8 @@ def as_events(columns: dict[str, pa.Array], tombstones: Tombstones) -> dict[str,
 
     row_numbers = np.flatnonzero(is_tombstone.to_numpy(zero_copy_only=False))
     rows = {name: column.take(pa.array(row_numbers)) for name, column in columns.items()}
-    rows[KEY_TEXT] = pa.array([_text(key) for key in rows["key"].to_pylist()], pa.string())
-    events = _events(rows, event.type, tombstones, len(row_numbers))
+    rows[KEY_TEXT] = pa.array([_key_text(key) for key in rows["key"].to_pylist()], pa.string())
+    events = _make_events(rows, event.type, tombstones, len(row_numbers))
 
     # The new events stand behind all others; each record with a tombstone takes its event from there.
     places = np.arange(len(event))
@@ -110,7 +110,7 @@ def as_events(columns: dict[str, pa.Array], tombstones: Tombstones) -> dict[str,
     return {**columns, "event": all_events.take(pa.array(places)), TOMBSTONE: is_tombstone}
 
 
-def _text(key: bytes) -> str | None:
+def _key_text(key: bytes) -> str | None:
     """Return a key as text, None if it is not UTF-8: no table can store it."""
     try:
         return key.decode()
@@ -118,7 +118,7 @@ def _text(key: bytes) -> str | None:
         return None
 
 
-def _events(columns: dict[str, pa.Array], kind: pa.DataType, tombstones: Tombstones, rows: int) -> pa.Array:
+def _make_events(columns: dict[str, pa.Array], kind: pa.DataType, tombstones: Tombstones, rows: int) -> pa.Array:
     values = []
     for field in kind:
         node = tombstones.fields.get(field.name)

@@ -165,7 +165,7 @@ class LandingJob:
             if planner.leave_to_spark(landed.defects):
                 self.discard_files(landed)
                 with step("plan"):
-                    plan = replace(planner.plan(plan.raw, plan.arrival), nulls=plan.nulls)
+                    plan = replace(planner.plan_batch(plan.raw, plan.arrival), nulls=plan.nulls)
                 continue
             wanted = landed.collect_values("wanted")
             if not wanted:
@@ -173,7 +173,7 @@ class LandingJob:
             decoder = planner.decoder
             try:
                 with step("plan"):
-                    planner.refresh(wanted)
+                    planner.fetch_schemas(wanted)
             except BaseException:
                 self.discard_files(landed)
                 raise
@@ -192,7 +192,7 @@ class LandingJob:
                 "%s, batch %d: records name %s, new here: the batch is read again", name, batch, describe_names(wanted)
             )
             with step("plan"):
-                plan = replace(planner.plan(plan.raw, plan.arrival), nulls=plan.nulls)
+                plan = replace(planner.plan_batch(plan.raw, plan.arrival), nulls=plan.nulls)
 
     def discard_files(self, landed: Landed) -> None:
         """Delete files that will not be committed."""
@@ -225,10 +225,10 @@ class LandingJob:
         bounded: bool = False,
     ) -> Landed:
         by_table = self.options.spread == "by_table" or (self.tiny and self.options.spread != "keep")
-        by_table = by_table and plan.spreads
+        by_table = by_table and plan.spreads_by_table
         if not by_table and self.options.spread != "keep":
             raw = raw.coalesce(self._cores)  # more tasks gain nothing but files
-        frame, labelling = plan.frame(raw, self._cores if by_table else None)
+        frame, labelling = plan.frame_for_landing(raw, self._cores if by_table else None)
         token = uuid.uuid4().hex[:8]
         staging = Staging(self.lake, self.options.file_bytes, self.options.buffer_bytes, self.folder, token=token)
         began_for_ages = began if self.counts_ages else None

@@ -373,7 +373,7 @@ class _Task:
                     self._land_group(rows, target, table, row_numbers, part)
                 except Exception as error:
                     # Only once: the rows may be what the quarantine cannot take either.
-                    if target.place(table) in self.work.demands.blocked:
+                    if target.demands_key(table) in self.work.demands.blocked:
                         raise
                     self.writer.note_failure(target.key, table, error)
 
@@ -409,7 +409,7 @@ class _Task:
         elif allowed is not None and table not in allowed:
             self._refuse_rows(rows, target, rows.chosen_rows(at), Stage.NAME, target.limit_reason(table))
             return
-        if target.quarantine and (blocked := self.work.demands.blocked.get(target.place(table))):
+        if target.quarantine and (blocked := self.work.demands.blocked.get(target.demands_key(table))):
             self._to_quarantine(rows, target, at, table, blocked)
             return
         part = rows.struct_fields(target.rows, at) if part is None else part
@@ -424,7 +424,7 @@ class _Task:
             part = _with_coordinates(rows, target, (part, at), values)
             part, at = self._without_conflicts(rows, target, table, (part, at))  # of what orders rows
         # Before the constraints: Arrow cannot evaluate them on a text that is not UTF-8.
-        place_of_rows = f"table {whose}" if whose else target.named(table)
+        place_of_rows = f"table {whose}" if whose else target.name_in_dead_letters(table)
         part, at = self._refuse_unreadable_rows(rows, target, place_of_rows, (owner or target).partition_by, (part, at))
         if not part.num_rows:
             return
@@ -433,9 +433,9 @@ class _Task:
             return
         rows.count_rows("landed", target.key, at)
         if not whose:  # rows in a quarantine are not where they belong
-            self._count_ages(target.place(table), at)
+            self._count_ages(target.demands_key(table), at)
         demands = self.work.demands
-        place = target.place(table)
+        place = target.demands_key(table)
         kinds = {column.name: column.type for column in target.schema}
         kinds |= demands.frozen.get(place, {})
         kinds |= demands.casts.get(place, {})
@@ -501,7 +501,7 @@ class _Task:
         self, rows: Rows, target: Target, table: str, have: tuple[pa.RecordBatch, _Numbers | None]
     ) -> tuple[pa.RecordBatch, _Numbers | None]:
         """Return rows without the columns that the table has in a type that does not take theirs."""
-        for column, reason in self.work.demands.conflicts.get(target.place(table), {}).items():
+        for column, reason in self.work.demands.conflicts.get(target.demands_key(table), {}).items():
             if column in have[0].schema.names:
                 have = self._drop_conflicting_column(rows, target, have, column, f"table {table}: {reason}")
         return have
@@ -526,7 +526,7 @@ class _Task:
         Rows that lose a value by it are counted as frozen, or go to the quarantine if the sink has one. Without a
         quarantine, a row with a value too wide for its column is a dead letter.
         """
-        frozen = self.work.demands.frozen.get(target.place(table), {})
+        frozen = self.work.demands.frozen.get(target.demands_key(table), {})
         narrowed = rows.true_rows(lost_column(target.narrowed)) if target.narrowed else rows.all[:0]
         if not (frozen or len(narrowed)):
             return have
@@ -557,7 +557,7 @@ class _Task:
                 index = index[fits]
                 lost = lost[fits]
         if target.evolution == "quarantine" and lost.any():
-            rows.count_rows("quarantined", target.place(table), index[lost])
+            rows.count_rows("quarantined", target.demands_key(table), index[lost])
             self._to_quarantine(rows, target, index[lost], table)
             part = part.filter(pa.array(~lost))
             index = index[~lost]
@@ -602,7 +602,7 @@ class _Task:
         """Turn the rows that violate a constraint of their table into dead letters: one would keep all others out."""
         part, at = have
         index = rows.chosen_rows(at)
-        for name, node in self.work.demands.constraints.get(target.place(table), {}).items():
+        for name, node in self.work.demands.constraints.get(target.demands_key(table), {}).items():
             values = cast_to(pa.Table.from_batches([part]), pa.schema(columns_of(node)))
             columns = {column: values.column(column).combine_chunks() for column in values.column_names}
             holds = pc.fill_null(evaluate_expression(node, columns, part.num_rows)[0], False).to_numpy(

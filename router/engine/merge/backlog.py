@@ -46,31 +46,31 @@ class BacklogStore:
     store: CheckpointStore
     key: str
 
-    def before(self, query: str, batch: int) -> dict[str, Backlog]:
+    def read_before(self, query: str, batch: int) -> dict[str, Backlog]:
         """Return the backlog by table when a batch began, also if that batch was finished before."""
-        note = self._read()
+        note = self._read_note()
         was_finished = note["after"] == [query, batch]
         return _by_table(note["before"] if was_finished else note["now"])
 
-    def now(self) -> dict[str, Backlog]:
+    def read_now(self) -> dict[str, Backlog]:
         """Return the backlog by table."""
-        return _by_table(self._read()["now"])
+        return _by_table(self._read_note()["now"])
 
     def is_pending(self) -> bool:
         """Return whether rows wait, or have been merged at a start and may not be in the ledger."""
-        note = self._read()
+        note = self._read_note()
         return bool(note["now"] or note.get("unbooked"))
 
-    def last(self) -> tuple[str, int]:
+    def read_last_batch(self) -> tuple[str, int]:
         """Return query and number of the last batch whose rows may be in the backlog."""
-        query, batch = self._read()["after"]
+        query, batch = self._read_note()["after"]
         return query, batch
 
-    def unbooked(self) -> list[MergedBacklog]:
+    def read_unbooked(self) -> list[MergedBacklog]:
         """Return the tables whose backlog was merged at a start and is perhaps not in the ledger."""
-        return [MergedBacklog(**merged) for merged in self._read().get("unbooked", ())]
+        return [MergedBacklog(**merged) for merged in self._read_note().get("unbooked", ())]
 
-    def note(
+    def write_backlog(
         self,
         query: str,
         batch: int,
@@ -85,14 +85,14 @@ class BacklogStore:
             "now": {table: asdict(backlog) for table, backlog in now.items()},
             "unbooked": [asdict(merged) for merged in unbooked],
         }
-        self.store.write(self._path, json.dumps(note).encode())
+        self.store.write(self._note_path, json.dumps(note).encode())
 
-    def _read(self) -> dict[str, Any]:
-        note: dict[str, Any] = self.store.load(self._path) or {"after": [], "before": {}, "now": {}}
+    def _read_note(self) -> dict[str, Any]:
+        note: dict[str, Any] = self.store.load(self._note_path) or {"after": [], "before": {}, "now": {}}
         return note
 
     @property
-    def _path(self) -> str:
+    def _note_path(self) -> str:
         return f"backlog/{self.key.replace('/', '__')}.json"
 
 
@@ -107,7 +107,7 @@ def _by_table(note: dict[str, Any]) -> dict[str, Backlog]:
     return backlogs
 
 
-def extended(spans: Spans, partitions: Iterable[Partition]) -> Spans:
+def extend_spans(spans: Spans, partitions: Iterable[Partition]) -> Spans:
     """Return spans extended by those of a later batch."""
     longer = {topic: dict(by_partition) for topic, by_partition in spans.items()}
     for part in partitions:

@@ -26,7 +26,7 @@ from router.delta.table_cache import THREADS
 from router.delta.transaction_id import TransactionId, merge_refusals_id, table_id
 from router.engine import ledger
 from router.engine.label.layout import DEAD_SCHEMA, merge_options, with_order_columns
-from router.engine.merge.backlog import Backlog, BacklogStore, MergedBacklog, extended
+from router.engine.merge.backlog import Backlog, BacklogStore, MergedBacklog, extend_spans
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, is_small, merge_by_tasks, merge_here
 from router.engine.merge.delta_spark import SparkMerger
 from router.engine.merge.refused_keys import RefusedKeys
@@ -99,7 +99,7 @@ class MergeCoordinator:
     waiting: dict[str, dict[str, Backlog]] = field(default_factory=dict)
     refused: dict[str, RefusedKeys] = field(default_factory=dict)
 
-    def merge(self, sink: MergingSink, rows: OutboxRows) -> Applied:
+    def merge_outbox(self, sink: MergingSink, rows: OutboxRows) -> Applied:
         """Merge the rows of one outbox into their tables; return the counts of rows.
 
         Doing it again changes nothing. The rows of a table that cannot be written join the backlog, and are merged with
@@ -108,19 +108,19 @@ class MergeCoordinator:
         target = rows.target
         work = rows.work
         backlogs = BacklogStore(self.store, target.key)
-        before = backlogs.before(self.query, work.version)
+        before = backlogs.read_before(self.query, work.version)
         outcomes = self.merge_tables(sink, rows, before)
         backlog = self._new_backlog(outcomes, rows, before)
         refused_files = [file for files in outcomes.files.values() for file in files]
         self._commit_dead_letters(merge_refusals_id(work.app_id), work.version, refused_files, rows.notes)
-        counts = self._balanced(outcomes, rows, before, backlog)
+        counts = self._balance_counts(outcomes, rows, before, backlog)
 
         # The mark is last: until it is written, the next start merges the batch again, with the same backlog.
         self.tables.update(dict.fromkeys(outcomes.tables, target.key))
         self._note_committers(sink, target, outcomes)
-        self._merged_tables(target).note(outcomes.tables)
+        self._merged_tables(target).note_tables(outcomes.tables)
         if before or backlog:
-            backlogs.note(self.query, work.version, before, backlog)
+            backlogs.write_backlog(self.query, work.version, before, backlog)
         self.waiting[target.key] = backlog
         self.store.mark_applied(work.version, target.key, counts, outcomes.committed)
         self.merged.setdefault(target.key, {}).update(dict.fromkeys(outcomes.committed, work.version))
@@ -135,11 +135,11 @@ class MergeCoordinator:
         each table, its dead letters and its counts in the ledger have a transaction id.
         """
         backlogs = BacklogStore(self.store, target.key)
-        self._book(target, backlogs.unbooked())
-        before = backlogs.now()
+        self._append_to_ledger(target, backlogs.read_unbooked())
+        before = backlogs.read_now()
         if not before:
             return
-        query, batch = backlogs.last()
+        query, batch = backlogs.read_last_batch()
         of_query = replace(self, query=query)
         notes = {"router.query": query, "router.batch": str(batch)}
         work = TableCommit(target.key, str(target.table), "", batch, (), to_delta(target.schema))
@@ -150,19 +150,19 @@ class MergeCoordinator:
         app = str(TransactionId("sink", query, target.route, target.sink))
         for table, files in outcomes.files.items():
             self._commit_dead_letters(merge_refusals_id(table_id(app, table)), batch, files, notes)
-        self._balanced(outcomes, rows, before, backlog)
+        self._balance_counts(outcomes, rows, before, backlog)
 
-        self._merged_tables(target).note(outcomes.tables)
+        self._merged_tables(target).note_tables(outcomes.tables)
         merged = []
         for table in sorted(outcomes.tables):
             counts = outcomes.by_table[table]
             merged.append(MergedBacklog(table, query, batch, counts["applied"], counts["refused"]))
         # First the note, then the ledger: a table that cannot be written again in between would count its rows twice.
-        backlogs.note(query, batch, before, backlog, merged)
-        self._book(target, merged)
+        backlogs.write_backlog(query, batch, before, backlog, merged)
+        self._append_to_ledger(target, merged)
         self.waiting[target.key] = backlog
 
-    def _book(self, target: Target, merged: Iterable[MergedBacklog]) -> None:
+    def _append_to_ledger(self, target: Target, merged: Iterable[MergedBacklog]) -> None:
         """Append to the ledger what became of backlogs, once for each table."""
         for of_table in merged:
             name, _, run = of_table.query.rpartition(":")
@@ -172,7 +172,7 @@ class MergeCoordinator:
             entry = ledger.LedgerEntry(self.ledger, str(app_id), of_table.batch)
             ledger.append(self.committers, entry, [row])
 
-    def _balanced(
+    def _balance_counts(
         self, outcomes: MergeOutcomes, rows: OutboxRows, before: dict[str, Backlog], backlog: dict[str, Backlog]
     ) -> Applied:
         """Return the counts of a merge. Raises SinkError if a row is not merged, a dead letter or in the backlog."""
@@ -189,7 +189,7 @@ class MergeCoordinator:
 
         If the outbox cannot be read, tables with a backlog go on waiting, and the others are merged.
         """
-        job = self._job(sink, rows)
+        job = self._merge_job(sink, rows)
         if not before:
             return self._merge_rows(job, rows, rows.events, small=is_small(rows.work))
         try:
@@ -224,11 +224,11 @@ class MergeCoordinator:
             log.info("%s: %s", target.key, MERGES[job.keyed.engine])
             self.left[target.key] = {}
         if job.keyed.engine == "spark":
-            by_spark.merge(events, outcomes)
+            by_spark.merge_tables(events, outcomes)
             return outcomes
 
         left = self._still_left(target, job.keyed)
-        left |= dict.fromkeys(refused.of(job), "it refuses rows of this batch")
+        left |= dict.fromkeys(refused.read_reasons(job), "it refuses rows of this batch")
         # A small batch of one machine is merged without a Spark job, which would cost more than it divides.
         if small and not left and on_one_machine(self.spark):
             outcomes = merge_here(rows.work, job)
@@ -244,10 +244,10 @@ class MergeCoordinator:
         # Tasks may have found more tables that only Delta on Spark can write: it merges their rows now.
         self._note_left(target, left | outcomes.spark)
         if self.left[target.key]:
-            by_spark.merge(events.filter(F.col(TABLE).isin(*self.left[target.key])), outcomes)
+            by_spark.merge_tables(events.filter(F.col(TABLE).isin(*self.left[target.key])), outcomes)
         return outcomes
 
-    def _job(self, sink: MergingSink, rows: OutboxRows) -> MergeJob:
+    def _merge_job(self, sink: MergingSink, rows: OutboxRows) -> MergeJob:
         target = rows.target
         return MergeJob(
             staging=Staging(self.lake, self.options.file_bytes, self.options.buffer_bytes),
@@ -268,7 +268,7 @@ class MergeCoordinator:
     def _still_left(self, target: Target, keyed: KeyedTable) -> dict[str, str]:
         """Return the tables that delta-rs still cannot write, and why: Delta on Spark gets their rows at once."""
 
-        def reason(table: str) -> str | None:
+        def reason_of_spark(table: str) -> str | None:
             with suppress(DeltaError, OSError):  # the task that merges the table reports it
                 chosen = merge_engine(self.lake.open(table), keyed)
                 return chosen.why if chosen.engine == "spark" else None
@@ -277,7 +277,7 @@ class MergeCoordinator:
         tables = list(self.left[target.key])
         still_left = {}
         with ThreadPoolExecutor(THREADS) as pool:
-            for table, why in zip(tables, pool.map(reason, tables), strict=True):
+            for table, why in zip(tables, pool.map(reason_of_spark, tables), strict=True):
                 if why is not None:
                     still_left[table] = why
         return still_left
@@ -305,7 +305,7 @@ class MergeCoordinator:
         batch = rows.work.version
         if outcomes.forbidden:
             for files in outcomes.files.values():
-                self._delete(files)  # the next try writes them again
+                self._delete_files(files)  # the next try writes them again
             table = min(outcomes.forbidden)
             problem = f"table {table}: {outcomes.failed[table]}"
             raise SinkError(self.query, batch, target.route, target.sink, problem)
@@ -319,7 +319,7 @@ class MergeCoordinator:
             spans: Spans = {}
             if table in before:
                 spans = before[table].spans
-            backlog[table] = Backlog(outcomes.left[table], extended(spans, rows.partitions), why)
+            backlog[table] = Backlog(outcomes.left[table], extend_spans(spans, rows.partitions), why)
         return backlog
 
     def _commit_dead_letters(self, app_id: str, batch: int, files: Sequence[StagedFile], notes: dict[str, str]) -> None:
@@ -335,9 +335,9 @@ class MergeCoordinator:
             columns=to_delta(DEAD_SCHEMA),
         )
         if not self.committers.commit_all((dead,), {}, notes):
-            self._delete(files)  # an earlier try has committed others of the same rows
+            self._delete_files(files)  # an earlier try has committed others of the same rows
 
-    def _delete(self, files: Iterable[StagedFile]) -> None:
+    def _delete_files(self, files: Iterable[StagedFile]) -> None:
         for file in files:
             self.lake.files.delete_file(file.path)
 
@@ -355,26 +355,26 @@ class MergedTables:
     names: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        self.names = frozenset(self.store.load(self._path) or ())
+        self.names = frozenset(self.store.load(self._note_path) or ())
 
-    def note(self, tables: Iterable[str]) -> None:
+    def note_tables(self, tables: Iterable[str]) -> None:
         """Note tables that were merged into."""
         new = frozenset(tables) - self.names
         if new:
             self.names |= new
-            self.store.write(self._path, json.dumps(sorted(self.names)).encode())
+            self.store.write(self._note_path, json.dumps(sorted(self.names)).encode())
 
     @property
-    def _path(self) -> str:
+    def _note_path(self) -> str:
         return f"known/{self.key.replace('/', '__')}.json"
 
 
 def is_backlog(backlog: dict[str, Backlog]) -> Column:
     """Return whether a row of an outbox belongs to its backlog."""
-    return any_of((F.col(TABLE) == table) & within(waiting.spans) for table, waiting in backlog.items())
+    return any_of((F.col(TABLE) == table) & is_within_spans(waiting.spans) for table, waiting in backlog.items())
 
 
-def within(spans: Spans) -> Column:
+def is_within_spans(spans: Spans) -> Column:
     """Return whether a row's record is within some spans of offsets."""
     conditions = []
     for topic, by_partition in spans.items():

@@ -78,7 +78,7 @@ class MergeJob:
     known: frozenset[str] = frozenset()
     merged: Mapping[str, int] = field(default_factory=dict)
 
-    def upsert(self, table: str) -> TableUpsert:
+    def table_upsert(self, table: str) -> TableUpsert:
         """Return the work of one table."""
         return TableUpsert(
             table=table,
@@ -110,7 +110,7 @@ class MergeOutcomes:
     forbidden: set[str] = field(default_factory=set)
     committed: set[str] = field(default_factory=set)
 
-    def add(self, report: dict[str, Any]) -> None:
+    def add_report(self, report: dict[str, Any]) -> None:
         """Add one report of a task."""
         if "path" in report:  # a file of refused rows
             self.files.setdefault(report.pop("refused_by"), []).append(StagedFile.from_dict(report))
@@ -144,21 +144,21 @@ def merge_by_tasks(events: DataFrame, job: MergeJob, tasks: int, executors: Exec
     task = executors.guarded(merge_task(job), reports=True)
     rows = by_table.mapInArrow(task, _REPORT).collect()  # a row per table, and per file of refused rows
     for report in executors.without_looks(json.loads(row["report"]) for row in rows):
-        outcomes.add(report)
+        outcomes.add_report(report)
     return outcomes
 
 
 def merge_task(job: MergeJob) -> Any:
     """Return the function of one task, for mapInArrow. Needs rows sorted by table."""
 
-    def merge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def merge_tables(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         keep_archives()
         # One table after the other: a task holds the rows of one table at a time.
         merges = (merge_table(job, table, rows) for table, rows in rows_by_table(batches))
-        texts = [json.dumps(report) for report in reports(job, merges)]
+        texts = [json.dumps(report) for report in reports_of_merges(job, merges)]
         yield pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], ["report"])
 
-    return merge
+    return merge_tables
 
 
 def is_small(work: TableCommit) -> bool:
@@ -172,8 +172,8 @@ def merge_here(work: TableCommit, job: MergeJob) -> MergeOutcomes:
     outcomes = MergeOutcomes()
     with ThreadPoolExecutor(THREADS) as pool:
         futures = [pool.submit(merge_table, job, table, part) for table, part in rows_by_table(rows.to_batches())]
-        for report in reports(job, (future.result() for future in futures)):
-            outcomes.add(report)
+        for report in reports_of_merges(job, (future.result() for future in futures)):
+            outcomes.add_report(report)
     return outcomes
 
 
@@ -190,7 +190,7 @@ def _staged_rows(lake: Lake, work: TableCommit) -> pa.Table:
     return pa.concat_tables(parts)
 
 
-def reports(job: MergeJob, merges: Iterable[Merge]) -> list[dict[str, Any]]:
+def reports_of_merges(job: MergeJob, merges: Iterable[Merge]) -> list[dict[str, Any]]:
     """Return a report of each table, and of each file of refused rows; those files are written here."""
     table_reports: list[dict[str, Any]] = []
     file_reports: list[dict[str, Any]] = []
@@ -241,14 +241,14 @@ def merge_table(job: MergeJob, table: str, rows: pa.Table) -> Merge:
         problem = damage or f"{type(error).__name__}: {first_line(error)}"
         forbidden = False
     else:
-        return table, {"counts": counts(result), "committed": result.committed}, result.refused
+        return table, {"counts": report_counts(result), "committed": result.committed}, result.refused
     return table, {"failed": problem, "forbidden": forbidden, "rows": len(rows)}, None
 
 
 def _upsert_or_rewrite(job: MergeJob, table: str, rows: pa.Table) -> UpsertResult:
     """Merge one table; rewrite it first if it needs wider types and a rewrite may give it those."""
     lake = job.staging.lake
-    work = job.upsert(table)
+    work = job.table_upsert(table)
     try:
         return upsert_rows(lake, work, rows)
     except NeedsRewrite as needed:
@@ -258,7 +258,7 @@ def _upsert_or_rewrite(job: MergeJob, table: str, rows: pa.Table) -> UpsertResul
         return upsert_rows(lake, work, rows)
 
 
-def counts(result: UpsertResult) -> dict[str, int]:
+def report_counts(result: UpsertResult) -> dict[str, int]:
     """Return the counts of a table for its report."""
     by_name = {name: getattr(result, name) for name in COUNTS}
     by_name["refused"] = len(result.refused)
@@ -275,7 +275,7 @@ def as_dead_letters(refused: pa.Table, route: str, sink: str, batch: int) -> pa.
     columns["sink"] = pa.array([sink] * count, pa.string())
     columns["stage"] = pa.array([Stage.APPLY] * count, pa.string())
     columns["reason"] = refused.column(REASON)
-    columns["value"] = pa.array([_json(row) for row in refused.select(names).to_pylist()], pa.binary())
+    columns["value"] = pa.array([_dump_json(row) for row in refused.select(names).to_pylist()], pa.binary())
     columns["batch_id"] = pa.array([batch] * count, pa.int64())
     arrays = []
     for column in DEAD_SCHEMA:
@@ -286,9 +286,9 @@ def as_dead_letters(refused: pa.Table, route: str, sink: str, batch: int) -> pa.
     return pa.Table.from_arrays(arrays, schema=DEAD_SCHEMA).combine_chunks().to_batches()[0]
 
 
-def _json(row: dict[str, Any]) -> bytes:
-    return json.dumps({name: value for name, value in row.items() if value is not None}, default=_text).encode()
+def _dump_json(row: dict[str, Any]) -> bytes:
+    return json.dumps({name: value for name, value in row.items() if value is not None}, default=_to_text).encode()
 
 
-def _text(value: Any) -> str:
+def _to_text(value: Any) -> str:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

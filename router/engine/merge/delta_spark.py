@@ -96,12 +96,12 @@ class SparkMerger:
     job: MergeJob
     refused: refused_keys.RefusedKeys | None = None
 
-    def merge(self, events: DataFrame, outcomes: MergeOutcomes) -> None:
+    def merge_tables(self, events: DataFrame, outcomes: MergeOutcomes) -> None:
         """Merge all tables that the rows name, and add their reports to the outcomes.
 
         If rows are why a table cannot be merged, these are refused, and its others are merged.
         """
-        summaries = _summaries(events, self.job.keyed)
+        summaries = _summarize_rows(events, self.job.keyed)
         search_ends = 0.0
         with ThreadPoolExecutor(THREADS) as pool:
             futures = {}
@@ -120,33 +120,33 @@ class SparkMerger:
                 except Exception as error:  # whatever Spark raises concerns this table only
                     cause = error.what if isinstance(error, TableError) else first_cause(error)
                     report.update({"failed": f"the merge failed: {cause}", "forbidden": False})
-                outcomes.add(report)
+                outcomes.add_report(report)
 
     def _rows_of(self, table: str, events: DataFrame) -> DataFrame:
         """Return the rows of a table, those that were found to be refused in this batch with the reason. Lazy."""
         rows = events.filter(F.col(TABLE) == table)
         if self.refused is None:
             return rows
-        return refused_keys.without_refused(rows, self.job.keyed, self.refused.of(self.job).get(table, {}))
+        return refused_keys.without_refused(rows, self.job.keyed, self.refused.read_reasons(self.job).get(table, {}))
 
     def _finds_refused(self, table: str, events: DataFrame, summary: RowSummary, error: Exception, ends: float) -> bool:
         """Return whether rows are now found, and noted, because of which the merge of a table has failed."""
         # A rebuild has no batch, and notes nothing: it fails.
-        if self.refused is None or table in self.refused.of(self.job) or table in self.refused.causes:
+        if self.refused is None or table in self.refused.read_reasons(self.job) or table in self.refused.causes:
             return False
         if not refused_keys.is_caused_by_rows(error):
             return False
 
-        def merge(empty: str, rows: DataFrame) -> None:
+        def merge_empty_table(empty: str, rows: DataFrame) -> None:
             job = replace(self.job, dead_letters=f"{empty}.refused", known=frozenset(), merged={})
             replace(self, job=job)._merge_table(empty, rows, summary)
 
         rows = self._rows_of(table, events)
-        reasons = refused_keys.find_refused(self.lake, table, rows, self.job.keyed, merge, ends)
+        reasons = refused_keys.find_refused(self.lake, table, rows, self.job.keyed, merge_empty_table, ends)
         if reasons is None:
             self.refused.causes.add(table)
         elif reasons:
-            self.refused.note(self.job, table, reasons)
+            self.refused.note_reasons(self.job, table, reasons)
             what = "batch %d: the rows of %d keys become dead letters, all others of %s are merged; the first: %s"
             log.warning(what, self.job.batch, len(reasons), table, next(iter(reasons.values())))
         return bool(reasons)
@@ -155,8 +155,8 @@ class SparkMerger:
         """Merge one table; begin again if another writer has committed first."""
 
         def merge_once() -> dict[str, Any]:
-            work = self.job.upsert(table)
-            return TableMerge(self.spark, self.lake, self.job, work, rows, summary).merge()
+            work = self.job.table_upsert(table)
+            return TableMerge(self.spark, self.lake, self.job, work, rows, summary).merge_rows()
 
         try:
             return retry_on_conflict(merge_once, CONFLICTS, MERGE_TRIES, MERGE_WAIT_SECONDS)
@@ -164,7 +164,7 @@ class SparkMerger:
             raise conflict_error(table, MERGE_TRIES, error) from error
 
 
-def _summaries(events: DataFrame, keyed: KeyedTable) -> dict[str, RowSummary]:
+def _summarize_rows(events: DataFrame, keyed: KeyedTable) -> dict[str, RowSummary]:
     """Return a summary of the rows of each table, in one small job."""
     names = [name for name in events.columns if name != TABLE]
     sums = [F.count(F.lit(1)).alias("rows")]
@@ -214,7 +214,7 @@ class TableMerge:
     def __post_init__(self) -> None:
         self.address = self.lake.spark_address(self.work.table)
 
-    def merge(self) -> dict[str, Any]:
+    def merge_rows(self) -> dict[str, Any]:
         """Return the report."""
         lake = self.lake
         once, deletions_once = self.work.transaction_ids
@@ -238,23 +238,23 @@ class TableMerge:
             partition_by=tuple(handle.metadata().partition_columns),
         )
         # Kept in memory: the report, the changes, the deletions and the dead letters are each read from it.
-        answered = self._answers(decision).persist()
+        answered = self._answer_by_task(decision).persist()
         try:
             report = json.loads(answered.filter(F.col(OP) == REPORT).collect()[0][REPORT_JSON])
             if "failed" in report:
                 return {"failed": report["failed"], "forbidden": report["forbidden"]}
             if report["ops"] and not again:
                 name_folders_at_random(self.spark.newSession(), self.address, handle, report["long_folder"])
-                self._write(answered, report, have, once.app_id)
+                self._write_changes(answered, report, have, once.app_id)
             # In tables of their own, after the merge: a process that is killed in between writes them at the next try.
             if report["remembered"] and not row_versions.deletions_remembered(lake, self.work.table, deletions_once):
-                self._remember(answered, decision, deletions_once)
+                self._remember_deletions(answered, decision, deletions_once)
             if report["refused"]:
                 dead = answered.filter(F.col(OP) == REFUSED_ROW).select(f"{DEAD_LETTER}.*")
                 append_by_spark(dead, lake.spark_address(self.job.dead_letters), self.work.refusal_transaction)
         finally:
             answered.unpersist()
-        committed = again or (bool(report["ops"]) and has_transaction(self._open(), once))
+        committed = again or (bool(report["ops"]) and has_transaction(self._open_table(), once))
         return {"counts": {name: report[name] for name in COUNTS}, "committed": committed}
 
     def _with_columns(self) -> deltalake.DeltaTable:
@@ -269,23 +269,23 @@ class TableMerge:
         wanted = pa.schema([column for column in wanted if column.name not in taken])
         if handle is None:
             refuse_absent(self.lake, self.work)
-            self._create(wanted)
-            return self._open()
+            self._create_table(wanted)
+            return self._open_table()
         refuse_older(handle, self.work)
         refuse_other_keys(self.work.table, handle.metadata().configuration, keyed)
         self._take_over(handle)
         have = to_arrow(handle)
         refuse_lost_keys(have, self.work.table, keyed)
         if keyed.evolution == "evolve":
-            handle, difference = self._widen(handle, wanted)
+            handle, difference = self._widen_columns(handle, wanted)
         else:
             # The table must not change, but for the columns in which the router keeps its own state.
             lacking = own_names(keyed) - set(have.names)
             difference = SchemaDiff(added=tuple(field for field in wanted if field.name in lacking))
         if not difference.added:
             return handle
-        self._add(handle, [*difference.added])
-        return self._open()
+        self._add_columns(handle, [*difference.added])
+        return self._open_table()
 
     def _take_over(self, handle: deltalake.DeltaTable) -> None:
         """Give a table the property with its keys, if it has none, and has one row for each key."""
@@ -301,7 +301,9 @@ class TableMerge:
             raise TableError(self.work.table, several_rows(self.work.table, [row.asDict() for row in several]))
         set_property_by_spark(self.spark, self.address, KEYED_BY, keyed_by(keyed))
 
-    def _widen(self, handle: deltalake.DeltaTable, wanted: pa.Schema) -> tuple[deltalake.DeltaTable, SchemaDiff]:
+    def _widen_columns(
+        self, handle: deltalake.DeltaTable, wanted: pa.Schema
+    ) -> tuple[deltalake.DeltaTable, SchemaDiff]:
         """Make columns wider if the table may have them so; return the table, and what else it lacks."""
         difference = compare_schemas(delta_schema(to_arrow(handle)), wanted)
         if not difference.widened:
@@ -316,15 +318,15 @@ class TableMerge:
             rewrite_by_spark(self.spark.newSession(), self.address, handle, widened, self.work.app_id)
         else:
             rewrite_table(self.lake, self.work.table, handle, widened, self.work.app_id)
-        handle = self._open()
+        handle = self._open_table()
         return handle, compare_schemas(delta_schema(to_arrow(handle)), wanted)
 
-    def _open(self) -> deltalake.DeltaTable:
+    def _open_table(self) -> deltalake.DeltaTable:
         handle = self.lake.open(self.work.table)
         assert handle is not None
         return handle
 
-    def _create(self, schema: pa.Schema) -> None:
+    def _create_table(self, schema: pa.Schema) -> None:
         keyed = self.work.keyed
         create_by_spark(
             self.spark.newSession(),
@@ -335,7 +337,7 @@ class TableMerge:
             properties=own_properties(keyed),
         )
 
-    def _add(self, handle: deltalake.DeltaTable, columns: list[pa.Field]) -> None:
+    def _add_columns(self, handle: deltalake.DeltaTable, columns: list[pa.Field]) -> None:
         """Add columns with a commit of no rows.
 
         The commit must have the columns of partitions, and those that generated columns are computed from.
@@ -353,7 +355,7 @@ class TableMerge:
         schema = pa.schema(fields)
         append_by_spark(self.spark.createDataFrame([], spark_schema(schema)), self.address)
 
-    def _answers(self, decision: DecisionInput) -> DataFrame:
+    def _answer_by_task(self, decision: DecisionInput) -> DataFrame:
         """Return the answers of a task that gets the rows and what the table has of their keys."""
         keyed = decision.keyed
         kinds = {field.name: to_spark_type(field.type) for field in decision.have}
@@ -364,7 +366,7 @@ class TableMerge:
             *[F.col(quote_identifier(key)).cast(kinds[key]).alias(key) for key in keyed.keys]
         ).distinct()
         states = [self._table_rows(keyed)]
-        deletions = self._deletions()
+        deletions = self._remembered_deletions()
         if deletions is not None:
             states.append(deletions)
         for state in states:
@@ -376,7 +378,7 @@ class TableMerge:
             version = F.struct(*columns).cast(version_type).alias(HELD_VERSION)
             task_rows = task_rows.unionByName(of_keys.select(version), allowMissingColumns=True)
         # One task: rows and versions of a key must meet, and the report counts all of them.
-        answers = to_spark_columns(decision.answers, ntz=True)
+        answers = to_spark_columns(decision.answer_schema, ntz=True)
         return task_rows.repartition(1).mapInArrow(decision_task(decision), answers)
 
     def _with_refusals(self, have: pa.Schema) -> DataFrame:
@@ -408,14 +410,14 @@ class TableMerge:
             is_live = ~F.coalesce(F.col(quote_identifier(keyed.soft_delete)), F.lit(False))
         return table.withColumns(dict(zip(HELD_COLUMNS, (is_there, is_live), strict=True)))
 
-    def _deletions(self) -> DataFrame | None:
+    def _remembered_deletions(self) -> DataFrame | None:
         """Return the remembered deletions as a state."""
         if row_versions.deletions_table(self.lake, self.work.table) is None:
             return None
         table = self.spark.read.format("delta").load(f"{self.address}/{DELETIONS}")
         return table.withColumns(dict.fromkeys(HELD_COLUMNS, F.lit(False)))
 
-    def _write(self, answered: DataFrame, report: dict[str, Any], have: pa.Schema, app: str) -> None:
+    def _write_changes(self, answered: DataFrame, report: dict[str, Any], have: pa.Schema, app: str) -> None:
         # MERGE takes transaction id and notes from the settings of its session.
         session = self.spark.newSession()
         session.conf.set("spark.databricks.delta.write.txnAppId", app)
@@ -439,7 +441,7 @@ class TableMerge:
             )
         merger.execute()
 
-    def _remember(self, answered: DataFrame, decision: DecisionInput, once: Transaction) -> None:
+    def _remember_deletions(self, answered: DataFrame, decision: DecisionInput, once: Transaction) -> None:
         """Append the deletions to the table that remembers them, once. Its integers are all longs."""
         names = keys_and_order(decision.have.empty_table(), decision.keyed).schema.names
         deletions = answered.filter(F.col(OP) == DELETION)
@@ -490,7 +492,7 @@ class DecisionInput:
     partition_by: tuple[str, ...] = ()
 
     @property
-    def answers(self) -> pa.Schema:
+    def answer_schema(self) -> pa.Schema:
         """Return the columns of the answers: those of the table, and those that give the kind of an answer."""
         letter = pa.struct(list(DEAD_SCHEMA))
         more = pa.schema([(OP, pa.int8()), (DEAD_LETTER, letter), (REPORT_JSON, pa.string())])
@@ -500,17 +502,17 @@ class DecisionInput:
 def decision_task(decision: DecisionInput) -> Any:
     """Return the function of one task, for mapInArrow. It gets all rows of the table, and what it has of their keys."""
 
-    def decide(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def decide_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with_rows = [batch for batch in batches if batch.num_rows]
         if not with_rows:
             return
-        for answer in answers(decision, pa.Table.from_batches(with_rows)):
+        for answer in decide_answers(decision, pa.Table.from_batches(with_rows)):
             yield from answer.combine_chunks().to_batches()
 
-    return decide
+    return decide_batches
 
 
-def answers(decision: DecisionInput, task_rows: pa.Table) -> Iterator[pa.Table]:
+def decide_answers(decision: DecisionInput, task_rows: pa.Table) -> Iterator[pa.Table]:
     """Return the changes, the deletions, the refused rows and a report, each as answers."""
     held = task_rows.column(HELD_VERSION)
     rows = with_comparable_order(task_rows.filter(pc.is_null(held)).drop_columns([HELD_VERSION]), decision.keyed)
@@ -520,25 +522,25 @@ def answers(decision: DecisionInput, task_rows: pa.Table) -> Iterator[pa.Table]:
         )
     except TableError as error:
         failure = {"failed": error.what, "forbidden": isinstance(error, EvolutionForbidden)}
-        yield _answer(decision, REPORT, pa.table({REPORT_JSON: [json.dumps(failure)]}))
+        yield _as_answer(decision, REPORT, pa.table({REPORT_JSON: [json.dumps(failure)]}))
         return
     accepted = as_stored(checked.rows, decision.have)
-    changes = changes_of(accepted, _state(held, accepted, decision.keyed), decision.keyed)
-    yield cast_to(changes.rows, decision.answers)
-    yield _answer(decision, DELETION, changes.deletions)
+    changes = changes_of(accepted, _held_state(held, accepted, decision.keyed), decision.keyed)
+    yield cast_to(changes.rows, decision.answer_schema)
+    yield _as_answer(decision, DELETION, changes.deletions)
     if len(checked.refused):
         dead = as_dead_letters(checked.refused, decision.route, decision.sink, decision.batch)
-        yield _answer(decision, REFUSED_ROW, pa.table({DEAD_LETTER: dead.to_struct_array()}))
+        yield _as_answer(decision, REFUSED_ROW, pa.table({DEAD_LETTER: dead.to_struct_array()}))
     report = {
         "applied": len(checked.rows),
         "refused": len(checked.refused),
         **changes.row_counts,
-        **_operations(decision, changes),
+        **_operations_report(decision, changes),
     }
-    yield _answer(decision, REPORT, pa.table({REPORT_JSON: [json.dumps(report)]}))
+    yield _as_answer(decision, REPORT, pa.table({REPORT_JSON: [json.dumps(report)]}))
 
 
-def _state(held: pa.ChunkedArray, rows: pa.Table, keyed: KeyedTable) -> pa.Table:
+def _held_state(held: pa.ChunkedArray, rows: pa.Table, keyed: KeyedTable) -> pa.Table:
     """Return what the table has of the keys, with the types of the rows."""
     schema = versions_schema(rows.schema, keyed)
     present = held.filter(pc.is_valid(held)).combine_chunks()
@@ -547,7 +549,7 @@ def _state(held: pa.ChunkedArray, rows: pa.Table, keyed: KeyedTable) -> pa.Table
     return cast_to(pa.Table.from_batches([pa.RecordBatch.from_struct_array(present)]), schema)
 
 
-def _operations(decision: DecisionInput, changes: TableChanges) -> dict[str, Any]:
+def _operations_report(decision: DecisionInput, changes: TableChanges) -> dict[str, Any]:
     condition = ""
     if len(changes.rows):
         condition = merge_condition(changes.rows, decision.keyed, quote_identifier)
@@ -559,5 +561,5 @@ def _operations(decision: DecisionInput, changes: TableChanges) -> dict[str, Any
     }
 
 
-def _answer(decision: DecisionInput, op: int, rows: pa.Table) -> pa.Table:
-    return cast_to(rows.append_column(OP, pa.array([op] * len(rows), pa.int8())), decision.answers)
+def _as_answer(decision: DecisionInput, op: int, rows: pa.Table) -> pa.Table:
+    return cast_to(rows.append_column(OP, pa.array([op] * len(rows), pa.int8())), decision.answer_schema)

@@ -60,20 +60,20 @@ class RefusedKeys:
     """Tables that are themselves the cause, as a search of this process has found: no batch is searched again."""
 
     def __post_init__(self) -> None:
-        self.content = self.store.load(self._path) or {"batch": [], "tables": {}}
+        self.content = self.store.load(self._note_path) or {"batch": [], "tables": {}}
 
-    def of(self, job: MergeJob) -> dict[str, Reasons]:
+    def read_reasons(self, job: MergeJob) -> dict[str, Reasons]:
         """Return table -> hash of a key -> why its rows are refused in this batch."""
         tables: dict[str, Reasons] = self.content["tables"]
         return tables if self.content["batch"] == [job.app, job.batch] else {}
 
-    def note(self, job: MergeJob, table: str, reasons: Reasons) -> None:
+    def note_reasons(self, job: MergeJob, table: str, reasons: Reasons) -> None:
         """Note the refused keys of a table, before its other rows are merged."""
-        self.content = {"batch": [job.app, job.batch], "tables": {**self.of(job), table: reasons}}
-        self.store.write(self._path, json.dumps(self.content).encode())
+        self.content = {"batch": [job.app, job.batch], "tables": {**self.read_reasons(job), table: reasons}}
+        self.store.write(self._note_path, json.dumps(self.content).encode())
 
     @property
-    def _path(self) -> str:
+    def _note_path(self) -> str:
         return f"refused/{self.key.replace('/', '__')}.json"
 
 

@@ -223,7 +223,7 @@ class Outboxes:
         events = staged_rows(self.spark, self.lake, work)
         if isinstance(sink, MergingSink):
             rows = OutboxRows(target, work, events, manifest.partitions, manifest.commit_notes(self.query))
-            return self.merger.merge(sink, rows)
+            return self.merger.merge_outbox(sink, rows)
         assert isinstance(sink, ApplyingSink)  # others have no outbox
         batch = Batch(
             query=self.config.name,
@@ -391,7 +391,7 @@ def mark_replayed(taken: DataFrame, lake: Lake, config: Config, name: str, numbe
 def layout_of(config: Config, spark: SparkSession, memory: Memory) -> Layout:
     """Return the layout of the batches of a configuration, whose decoder is prepared, in `memory`. No job runs."""
     records = spark.createDataFrame([], RECORD_SCHEMA)
-    return Planner(config, config.decode, memory=memory, quiet=True).plan(records).layout
+    return Planner(config, config.decode, memory=memory, quiet=True).plan_batch(records).layout
 
 
 def wants_opening(sink: Sink) -> bool:

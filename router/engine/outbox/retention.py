@@ -73,7 +73,7 @@ class OutboxRetention:
             table = str(target.table)
             try:
                 handle = None
-                if not self.committers.only_spark and not BacklogStore(self.store, target.key).now():
+                if not self.committers.only_spark and not BacklogStore(self.store, target.key).read_now():
                     handle = self.lake.open(table)
                 if handle is not None:
                     shorten_log(
@@ -100,7 +100,7 @@ class OutboxRetention:
     def _delete_from_outbox(self, target: Target, table: str, before: datetime) -> int:
         """Delete old rows of an outbox, except a backlog and parked ones; return their number."""
         deletable = "true"
-        backlog = sorted(BacklogStore(self.store, target.key).now())
+        backlog = sorted(BacklogStore(self.store, target.key).read_now())
         if backlog:
             names = ", ".join(f"'{name}'" for name in backlog)
             deletable = f"{TABLE} NOT IN ({names})"

@@ -30,7 +30,7 @@ from router.engine.preflight.lake_changes import LakeChanges
 from router.engine.source import source
 from router.engine.spark.session import build_session
 from router.engine.views.refresh import NOT_THERE
-from router.engine.views.schedule import in_order, refresher
+from router.engine.views.schedule import create_refresher, in_order
 from router.engine.views.sources import PlannedTable
 from router.errors import ConfigError, LookupTableError, PluginError, RouterError, StartError
 from router.record import RAW_SCHEMA
@@ -81,7 +81,7 @@ def check_lake(loaded: Loaded, spark: SparkSession | None = None) -> list[Change
     if problems or stages is None:
         raise ConfigError(sort_problems(problems))
     changes = LakeChanges(loaded.config, TableCache(lake), checkpoint)
-    changes_of_views = changes.full_views(refresher(loaded.config, session, lake, store))
+    changes_of_views = changes.full_views(create_refresher(loaded.config, session, lake, store))
     return [*changes.all_but_views(stages.labelling.layout), *changes_of_views]
 
 
@@ -121,7 +121,7 @@ def _analyse(
     targets: dict[str, Target] = {}
 
     def plan(config: Config) -> Stages:
-        planned = Planner(config, config.decode, memory=memory, quiet=True, at_start=True).plan(raw)
+        planned = Planner(config, config.decode, memory=memory, quiet=True, at_start=True).plan_batch(raw)
         targets.update({target.key: target for target in planned.layout.targets})
         open_sinks(config, session, preparation.folder, memory, trial=True)
         return planned.stages
@@ -177,13 +177,13 @@ def _views(
     """Yield how each view follows its sources, as they will be; add the problems of those that cannot."""
     config = loaded.config
     lake, checkpoint = lake_and_checkpoint(config)
-    view_refresher = refresher(config, session, lake, CheckpointStore(checkpoint))
+    view_refresher = create_refresher(config, session, lake, CheckpointStore(checkpoint))
     for table in _planned_tables(config, targets):
-        view_refresher.tables.plan(table)
+        view_refresher.tables.plan_table(table)
     # All views are tried, so that one run of `check` names every faulty query.
     for view in in_order(config.views):
         try:
-            plan = view_refresher.plan(view)
+            plan = view_refresher.plan_view(view)
         except (RouterError, OSError) as error:
             problems.append(loaded.problem_at(("views", config.views.index(view), "sql"), _first_line(error)))
             continue

@@ -328,7 +328,7 @@ class LakeChanges:
 
     def _waiting(self, route: str, sink: str) -> WaitingRows:
         counts = self._totals.get((route, sink), {})
-        backlog = BacklogStore(self.store, f"{route}/{sink}").now()
+        backlog = BacklogStore(self.store, f"{route}/{sink}").read_now()
         return WaitingRows(
             outbox=max(counts.get("backlog", 0), sum(of_table.rows for of_table in backlog.values())),
             parked=max(counts.get("parked", 0), 0),
@@ -515,7 +515,7 @@ class LakeChanges:
             if place in changed:
                 continue
             try:
-                plan = refresher.plan(view)
+                plan = refresher.plan_view(view)
             except ViewError as error:
                 yield Change("to do", place, str(error))
                 continue

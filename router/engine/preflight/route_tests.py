@@ -33,7 +33,7 @@ from router.engine.destination import Destination
 from router.engine.label.layout import BRONZE_SCHEMA, outbox_of
 from router.engine.ledger import VIOLATED
 from router.engine.source.file_rows import hinted
-from router.engine.views.schedule import in_order, refresher
+from router.engine.views.schedule import create_refresher, in_order
 from router.errors import ConfigError, Problem, RouterError, ViewError
 from router.moments import parse_moment
 from router.storage.locations import may_make_name
@@ -318,9 +318,9 @@ def _faults(config: Config, case: RouteTest, records: pa.Table, spark: SparkSess
     expected = case.expect.tables
     if expected is not None:
         if any(may_make_name(view.into, table) for view in config.views for table in expected):
-            refreshes = refresher(config, spark, lake, store)
+            refreshes = create_refresher(config, spark, lake, store)
             for view in in_order(config.views):
-                refreshes.refresh(view)
+                refreshes.refresh_view(view)
         yield from _table_faults(lake, expected, written - hidden)
     for key in case.answers:
         if key not in sent:

@@ -283,7 +283,7 @@ def waiting_places(config: Config, store: CheckpointStore) -> dict[str, Backlog]
     waiting = {place: Backlog(0, {}, cause) for place, cause in blocked_places(store).items()}
     for route, sink_name, sink in config.all_sinks():
         if isinstance(sink, MergingSink):
-            for table, backlog in BacklogStore(store, f"{route}/{sink_name}").now().items():
+            for table, backlog in BacklogStore(store, f"{route}/{sink_name}").read_now().items():
                 waiting[f"{route}/{sink_name}/{table}"] = backlog
     return waiting
 

@@ -163,13 +163,13 @@ class UpsertRebuild:
         """Merge rows with delta-rs, if it can; they are as an outbox has them. Raises TableError."""
         outcomes = MergeOutcomes()
         name, report, _ = merge_table(self._job(target), self.name, rows)
-        outcomes.add({"table": name, **report})
+        outcomes.add_report({"table": name, **report})
         self._count(outcomes)
         return outcomes
 
     def _merge_with_spark(self, rows: DataFrame, target: str) -> None:
         outcomes = MergeOutcomes()
-        SparkMerger(self.spark, self.lake, self._job(target)).merge(rows, outcomes)
+        SparkMerger(self.spark, self.lake, self._job(target)).merge_tables(rows, outcomes)
         self._count(outcomes)
 
     def _job(self, target: str) -> MergeJob:

@@ -127,7 +127,7 @@ class StatusBoard(logging.Handler):
         self._unread: deque[CommittedFiles] = deque()
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def keep_warnings(self) -> Iterator[None]:
         """Keep the warnings that the router logs meanwhile."""
         logger = logging.getLogger("router")
         logger.addHandler(self)
@@ -142,7 +142,7 @@ class StatusBoard(logging.Handler):
         with self._guard:
             self._warnings.appendleft(warned)
 
-    def configured(self, config: Config) -> None:
+    def note_configuration(self, config: Config) -> None:
         """Note the views and expectations of a configuration: they are shown before anything is known of them."""
         with self._guard:
             self._dead_letter_table = config.dead_letters
@@ -151,7 +151,7 @@ class StatusBoard(logging.Handler):
             }
             self._expectations = without_counts(config)
 
-    def enter(self, state: State, cause: str = "") -> None:
+    def enter_state(self, state: State, cause: str = "") -> None:
         """Note what the stream is doing from now on; `cause` says why it waits or has failed."""
         with self._guard:
             before = self._snapshot
@@ -162,7 +162,7 @@ class StatusBoard(logging.Handler):
             step = "" if before.batch is None and state != "waiting" else before.step
             self._snapshot = replace(before, state=state, cause=printable(cause), since=since, step=step, progress=now)
 
-    def starts(self, step: str) -> None:
+    def note_start_step(self, step: str) -> None:
         """Note the step of a start that has begun: `the decoder`, `the sinks`."""
         with self._guard:
             before = self._snapshot
@@ -176,12 +176,12 @@ class StatusBoard(logging.Handler):
                 before, state="starting", since=since, cause="", batch=None, step=step, progress=now
             )
 
-    def alive(self) -> None:
+    def note_alive(self) -> None:
         """Note that the stream's thread is at work, though no batch is."""
         with self._guard:
             self._snapshot = replace(self._snapshot, progress=time.time())
 
-    def step(self, batch: int, step: str, done: int, of: int) -> None:
+    def note_batch_step(self, batch: int, step: str, done: int, of: int) -> None:
         """Note the step of a batch that has begun, or its end."""
         with self._guard:
             before = self._snapshot
@@ -203,7 +203,7 @@ class StatusBoard(logging.Handler):
                 progress=now,
             )
 
-    def staged(self, batch: int, began: float, ages: Mapping[str, TableAges]) -> None:
+    def note_ages(self, batch: int, began: float, ages: Mapping[str, TableAges]) -> None:
         """Note how old the records of a batch were when it began; `carried_out` says which are in their tables."""
         with self._guard:
             self._staged_ages = StagedAges(batch, began, ages)
@@ -213,10 +213,10 @@ class StatusBoard(logging.Handler):
         why = {place.rpartition("/")[2]: cause for place, cause in blocked.items()}
         with self._guard:
             for table in self._blocked.keys() - why.keys():
-                self._tables[table] = replace(self._table(table), blocked="")
+                self._tables[table] = replace(self._table_status(table), blocked="")
             self._blocked = why
             for table, cause in why.items():
-                self._tables[table] = replace(self._table(table), blocked=printable(cause))
+                self._tables[table] = replace(self._table_status(table), blocked=printable(cause))
 
     def carried_out(
         self,
@@ -243,7 +243,7 @@ class StatusBoard(logging.Handler):
                 if work.note_key in manifest.quarantined:
                     continue
                 self._note_files(work, now)
-                status = self._table(work.table)
+                status = self._table_status(work.table)
                 self._tables[work.table] = replace(
                     status,
                     rows=(status.rows or 0) + work.rows,
@@ -254,7 +254,7 @@ class StatusBoard(logging.Handler):
                 )
             for table, target in (merged or {}).items():
                 self._tables[table] = replace(
-                    self._table(table),
+                    self._table_status(table),
                     rows=None,
                     batch=manifest.batch,
                     committed=now,
@@ -265,12 +265,12 @@ class StatusBoard(logging.Handler):
             self._snapshot = replace(self._snapshot, held_topics=manifest.held_topics)
             self._expectations = with_batch(self._expectations, manifest, committed)
             for part in manifest.partitions:
-                self._move(part.topic, part.partition, position=part.last + 1)
+                self._update_partition(part.topic, part.partition, position=part.last + 1)
                 self._unknown_fields.update(part.unknown_fields)
             for key, counts in applied.items():
                 self._add_applied(key, counts, sum(part.landed.get(key, 0) for part in manifest.partitions))
 
-    def sent(self, key: str, counts: Applied) -> None:
+    def note_sent(self, key: str, counts: Applied) -> None:
         """Note what a detached sink (ROUTE/SINK) did with rows of its outbox."""
         with self._guard:
             self._add_applied(key, counts, landed=0)
@@ -278,12 +278,12 @@ class StatusBoard(logging.Handler):
     def sink_waits(self, key: str, cause: str) -> None:
         """Note why a detached sink (ROUTE/SINK) cannot send; an empty cause: it can again."""
         with self._guard:
-            self._sinks[key] = _with_trouble(replace(self._sink(key), waits=printable(cause)))
+            self._sinks[key] = _with_trouble(replace(self._sink_status(key), waits=printable(cause)))
 
-    def waited(self, key: str, arrivals: Iterable[tuple[float, int]]) -> None:
+    def note_waiting_rows(self, key: str, arrivals: Iterable[tuple[float, int]]) -> None:
         """Note rows that were in an outbox before the stream started: when they came, and how many."""
         with self._guard:
-            status = self._sink(key)
+            status = self._sink_status(key)
             queue = self._arrivals.setdefault(key, deque())
             for time_of_arrival, rows in sorted(arrivals, reverse=True):
                 queue.appendleft([time_of_arrival, rows])
@@ -292,17 +292,17 @@ class StatusBoard(logging.Handler):
             self._take_sent(queue, int(sum(rows for _, rows in queue)) - status.backlog)
             self._sinks[key] = replace(status, oldest=queue[0][0] if queue else None)
 
-    def _table(self, table: str) -> TableStatus:
+    def _table_status(self, table: str) -> TableStatus:
         return self._tables.get(table) or TableStatus(table)
 
-    def _sink(self, key: str) -> SinkStatus:
+    def _sink_status(self, key: str) -> SinkStatus:
         route, _, sink = key.partition("/")
         return self._sinks.get(key) or SinkStatus(route, sink)
 
     def api_is(self, key: str, state: ApiState) -> None:
         """Note how the API of a sink (ROUTE/SINK) is."""
         with self._guard:
-            before = self._sink(key)
+            before = self._sink_status(key)
             called, failing = before.called, before.failing
             if _count_answered(state.answers) > _count_answered(before.answers):
                 called, failing = time.time(), None
@@ -338,7 +338,7 @@ class StatusBoard(logging.Handler):
         return {answer: count - before.get(answer, 0) for answer, count in answers.items()}
 
     def _add_applied(self, key: str, counts: Applied, landed: int) -> None:
-        before = self._sink(key)
+        before = self._sink_status(key)
         queue = self._arrivals.setdefault(key, deque())
         # Rows that have landed first: a sink of the batch may have sent them already.
         if landed:
@@ -360,7 +360,7 @@ class StatusBoard(logging.Handler):
             oldest=queue[0][0] if queue else None,
         )
         if counts.dead and self._dead_letter_table:
-            letters = self._table(self._dead_letter_table)
+            letters = self._table_status(self._dead_letter_table)
             rows = (letters.rows or 0) + counts.dead
             self._tables[letters.table] = replace(letters, rows=rows, target="/dead_letters", committed=time.time())
         if counts.dead:
@@ -397,7 +397,7 @@ class StatusBoard(logging.Handler):
             in_table = ages.committed_later(committed - staged.began)
             self._ages += in_table
             self._recent_ages.append((committed, in_table))
-            status = self._table(work.table)
+            status = self._table_status(work.table)
             newest = max(ages.newest, status.newest_record or 0.0)
             self._tables[work.table] = replace(status, newest_record=newest)
 
@@ -490,7 +490,7 @@ class StatusBoard(logging.Handler):
         with self._guard:
             self._read[kind] = time.time()
 
-    def finished(self, report: BatchReport) -> None:
+    def note_report(self, report: BatchReport) -> None:
         """Note the report of a batch."""
         outcomes = {name: getattr(report, name) for name in outcome_names("source", "batch")}
         batch = BatchStatus(
@@ -508,9 +508,9 @@ class StatusBoard(logging.Handler):
             for route, counts in report.routes.items():
                 self._routes.setdefault(route, Counter()).update(counts)
             for step, seconds in report.seconds.items():
-                self._observe(step, seconds)
+                self._count_step_seconds(step, seconds)
 
-    def _observe(self, step: str, seconds: float) -> None:
+    def _count_step_seconds(self, step: str, seconds: float) -> None:
         """Count the seconds of a step: the buckets up to each bound, of all, then the sum."""
         counts = self._steps.setdefault(step, [0.0] * (len(STEP_SECONDS) + 2))
         for place, bound in enumerate(STEP_SECONDS):
@@ -528,11 +528,11 @@ class StatusBoard(logging.Handler):
         read = time.time() if read is None else read
         with self._guard:
             for (topic, partition), position in positions.items():
-                self._move(topic, partition, position=position)
+                self._update_partition(topic, partition, position=position)
             for (topic, partition), end in ends.items():
-                self._move(topic, partition, end=end, read=read)
+                self._update_partition(topic, partition, end=end, read=read)
 
-    def _move(
+    def _update_partition(
         self, topic: str, partition: int, *, position: int | None = None, end: int | None = None, read: float = 0.0
     ) -> None:
         known = self._partitions.get((topic, partition)) or PartitionStatus(topic, partition)
@@ -561,13 +561,13 @@ class StatusBoard(logging.Handler):
                 quarantined=self._quarantined,
                 views=tuple(self._views.values()),
                 expectations=tuple(self._expectations.values()),
-                freshness=self._freshness(),
+                freshness=self._freshness_status(),
                 unknown_fields=dict(self._unknown_fields.most_common(FIELDS)),
                 read=dict(self._read),
                 warnings=tuple(self._warnings),
             )
 
-    def _freshness(self) -> FreshnessStatus | None:
+    def _freshness_status(self) -> FreshnessStatus | None:
         if not self._ages.newest:
             return None
         while self._recent_ages and self._recent_ages[0][0] < time.time() - FRESH_SECONDS:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
 
-from router.engine.status.findings import findings, verdict
+from router.engine.status.findings import find_troubles, verdict
 from router.engine.status.snapshot import PartitionStatus
 from router.errors import commands_with_file
 
@@ -59,11 +59,11 @@ class SnapshotEvents:
         self.open_pages = 0
         self._closing = asyncio.Event()
 
-    async def close(self, _application: web.Application) -> None:
+    async def end_all(self, _application: web.Application) -> None:
         """End all events, so that the server can end."""
         self._closing.set()
 
-    async def send(self, request: web.Request) -> web.StreamResponse:
+    async def send_events(self, request: web.Request) -> web.StreamResponse:
         """Send events until the page is closed, or reads too slowly."""
         if self.open_pages >= PAGES:
             headers = {**self.headers, "Retry-After": "10"}
@@ -85,7 +85,7 @@ class SnapshotEvents:
         sent_at = 0.0
         # A page that was closed has no transport any more; a write would notice that with the next change only.
         while not self._closing.is_set() and request.transport is not None:
-            changes = {name: text for name, text in self.texts().items() if sent.get(name) is not text}
+            changes = {name: text for name, text in self.field_texts().items() if sent.get(name) is not text}
             if changes or time.monotonic() >= sent_at + HEARTBEAT_SECONDS:
                 document = ",".join(f'"{name}":{text}' for name, text in changes.items())
                 now = json.dumps(time.time())
@@ -97,7 +97,7 @@ class SnapshotEvents:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), EVENT_SECONDS)
 
-    def texts(self) -> Mapping[str, str]:
+    def field_texts(self) -> Mapping[str, str]:
         """Return each field of the snapshot as JSON; until a field changes its text is the same object."""
         began = time.monotonic()
         if began < self._due:
@@ -127,7 +127,7 @@ def status_fields(snapshot: StreamSnapshot, file: str, stuck_after: float) -> di
     for table in snapshot.tables:
         tables.append(replace(table, blocked=commands_with_file(table.blocked, file)) if table.blocked else table)
     snapshot = replace(snapshot, warnings=tuple(warnings), tables=tuple(tables))
-    wrong = findings(snapshot, file, stuck_after, time.time())
+    wrong = find_troubles(snapshot, file, stuck_after, time.time())
     return {
         **vars(snapshot),
         "words": snapshot.words,

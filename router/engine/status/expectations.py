@@ -75,14 +75,14 @@ def with_view(
     """Return expectations, of which those of a view are as its last refresh left them, at a time."""
     updated = dict(statuses)
     of = f"{OF_VIEW}{view}"
-    violated = note.violated
+    violated = note.violation_counts
     for key, status in statuses.items():
         if status.of != of:
             continue
         trend = tuple((rows, by_name.get(status.name, 0)) for rows, by_name in note.trend)
         count = violated.get(status.name, 0)
         updated[key] = replace(
-            status, events=note.checked, violated=count, last=time if count else status.last, trend=trend
+            status, events=note.checked_rows, violated=count, last=time if count else status.last, trend=trend
         )
     return updated
 

@@ -78,14 +78,14 @@ class StatusFileReader(BackgroundThread):
         while not self._ended.wait(pause):
             began = time.monotonic()
             try:
-                self.read()
+                self.read_changes()
             except (DeltaError, OSError, RouterError, pa.ArrowException, ValueError) as error:
                 # Storage that is unavailable, or files that maintenance has removed: the stream says what is wrong.
                 log.debug("the status is not complete: %s", error)
             spent = time.monotonic() - began
             pause = min(_LONGEST_PAUSE, max(_SHORTEST_PAUSE, _PAUSE_PER_SECOND * spent))
 
-    def read(self) -> None:
+    def read_changes(self) -> None:
         """Read once what has changed since the last time."""
         lake, checkpoint = lake_and_checkpoint(self.config)
         if not self._position_is_read and self.config.source.kafka is not None:
@@ -127,13 +127,13 @@ class StatusFileReader(BackgroundThread):
             before = self._quarantines.get(table)
             # What waits is a scan of the whole table: only of one that was written since.
             if before is None or before[0] != handle.version():
-                self._quarantines[table] = handle.version(), self._waiting(lake, (*places[table], table))
+                self._quarantines[table] = handle.version(), self._waiting_rows(lake, (*places[table], table))
         waiting: list[QuarantineStatus] = []
         for _, of_table in self._quarantines.values():
             waiting += of_table
         self.board.quarantine_is(waiting)
 
-    def _waiting(self, lake: Lake, place: tuple[str, str, str]) -> list[QuarantineStatus]:
+    def _waiting_rows(self, lake: Lake, place: tuple[str, str, str]) -> list[QuarantineStatus]:
         # The handle of the cache knows the version only; what is in the table needs one with all its files.
         table = lake.open(place[2])
         if table is None:
@@ -145,7 +145,7 @@ class StatusFileReader(BackgroundThread):
         table = lake.open(self.config.ledger)
         if table is not None:
             for key, arrivals in waiting_in_outboxes(table, self.config, self._started).items():
-                self.board.waited(key, arrivals)
+                self.board.note_waiting_rows(key, arrivals)
         self.board.was_read("outboxes")
 
 
@@ -194,7 +194,7 @@ def read_samples(lake: Lake, committed: CommittedFiles) -> dict[Cause, tuple[Dea
             continue
         for row in [] if rows is None else rows.to_pylist():
             cause = (row["stage"] or "", row["route"] or "", row["sink"] or "", row["reason"])
-            samples[cause] = (DeadLetterSample.of(row), *samples.get(cause, ()))[:SAMPLES]
+            samples[cause] = (DeadLetterSample.from_row(row), *samples.get(cause, ()))[:SAMPLES]
     return samples
 
 

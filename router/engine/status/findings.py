@@ -66,7 +66,7 @@ class StreamFinding:
     places: tuple[str, ...] = ()
 
 
-def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float) -> tuple[StreamFinding, ...]:
+def find_troubles(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float) -> tuple[StreamFinding, ...]:
     """Return what is wrong, the worst first; `file` is the configuration, `stuck_after` is in seconds."""
     file = shlex.quote(file)
     found: list[StreamFinding] = []
@@ -85,7 +85,7 @@ def findings(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float
         found.append(StreamFinding("look", "waiting", text, f"router doctor {file}"))
     if snapshot.held_topics:
         found.append(StreamFinding("look", "topic", held_topics(snapshot.held_topics)))
-    blocked = snapshot.blocked
+    blocked = snapshot.blocked_tables
     damaged = {table: cause for table, cause in blocked.items() if is_damaged(cause)}
     unwritable = {table: cause for table, cause in blocked.items() if table not in damaged}
     # Of a blocked table there may also be rows that wait for a person: they are among the others.
@@ -149,7 +149,7 @@ def verdict(snapshot: StreamSnapshot, wrong: Sequence[StreamFinding]) -> Verdict
     return "well"
 
 
-def age(moment: float, now: float) -> str:
+def format_age(moment: float, now: float) -> str:
     """Return how long ago a moment was, in one unit."""
     seconds = max(0.0, now - moment)
     for unit, length in (("days", 86_400), ("h", 3_600), ("min", 60)):
@@ -175,7 +175,7 @@ def _of_sink(sink: SinkStatus, snapshot: StreamSnapshot, now: float) -> str:
     since = ""
     if sink.fails_since is not None:
         begin = datetime.fromtimestamp(sink.fails_since, timezone.utc)
-        since = f" since {begin:%H:%M:%S} UTC ({age(sink.fails_since, now)})"
+        since = f" since {begin:%H:%M:%S} UTC ({format_age(sink.fails_since, now)})"
     # Rows of a sink in the batch are counted when the batch ends.
     waiting = f"{sink.backlog:,} rows wait" if sink.backlog else "its rows of the batch wait"
     if sink.circuit_open:
@@ -186,7 +186,7 @@ def _of_sink(sink: SinkStatus, snapshot: StreamSnapshot, now: float) -> str:
     silent_since = _silent_since(sink, snapshot)
     if silent_since is None or now - silent_since < SILENT_SECONDS:
         return ""
-    return f"No call of {sink.key} was answered for {age(silent_since, now)}, though {waiting}."
+    return f"No call of {sink.key} was answered for {format_age(silent_since, now)}, though {waiting}."
 
 
 def _silent_since(sink: SinkStatus, snapshot: StreamSnapshot) -> float | None:
@@ -205,7 +205,9 @@ def _silent_since(sink: SinkStatus, snapshot: StreamSnapshot) -> float | None:
     return max(*since, sink.oldest or 0.0)
 
 
-def overdue(lag: int | None, ended: float | None, max_age: float, file: str, now: float) -> tuple[StreamFinding, ...]:
+def overdue_findings(
+    lag: int | None, ended: float | None, max_age: float, file: str, now: float
+) -> tuple[StreamFinding, ...]:
     """Return that no batch has ended for too long, if so: the last one `ended`, `max_age` is in seconds.
 
     Without records that wait, no batch is due. An unknown lag counts as one: cron is to hear of a stream of which

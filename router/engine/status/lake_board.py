@@ -69,7 +69,7 @@ class LakeBoard(BackgroundThread):
         self._snapshot = StreamSnapshot(config.name, installed_version(), "down", since=0.0, started=0.0)
 
     def __enter__(self) -> Self:
-        self.read()
+        self.read_lake()
         return super().__enter__()
 
     def snapshot(self) -> StreamSnapshot:
@@ -80,10 +80,10 @@ class LakeBoard(BackgroundThread):
         spent = 0.0
         while not self._ended.wait(max(_SHORTEST_PAUSE, _PAUSE_PER_SECOND * spent)):
             began = time.monotonic()
-            self.read()
+            self.read_lake()
             spent = time.monotonic() - began
 
-    def read(self) -> None:
+    def read_lake(self) -> None:
         """Read all of it."""
         subjects = {
             "lock": self._read_lock,
@@ -131,9 +131,9 @@ class LakeBoard(BackgroundThread):
         unknown_fields: Counter[str] = Counter()
         for row in rows:
             unknown_fields.update(dict(row["unknown_fields"] or ()))
-        fields = {"batches": self._batches(rows), "unknown_fields": dict(unknown_fields.most_common(FIELDS))}
+        fields = {"batches": self._last_batches(rows), "unknown_fields": dict(unknown_fields.most_common(FIELDS))}
         if self.brief:
-            return {**fields, "sinks": self._sinks({}, waiting)}
+            return {**fields, "sinks": self._sink_statuses({}, waiting)}
         sums = ledger.read_totals(self.config)
         source = sums.get((None, None), {})
         records = {name: source.get(name, 0) for name in outcome_names("source")}
@@ -144,7 +144,7 @@ class LakeBoard(BackgroundThread):
                 # Each sink of a route has what matched: it is the route's own number.
                 matched = max(counts["matched"], routes.get(route, {}).get("matched", 0))
                 routes[route] = {"matched": matched}
-        return {**fields, "records": records, "routes": routes, "sinks": self._sinks(sums, waiting)}
+        return {**fields, "records": records, "routes": routes, "sinks": self._sink_statuses(sums, waiting)}
 
     def _dead_letters(self, counts: dict[str, Any]) -> int:
         names = set(BY_NAME["dead_letters"].parts)
@@ -152,7 +152,7 @@ class LakeBoard(BackgroundThread):
             names.remove("unmatched")
         return sum(counts.get(name) or 0 for name in names)
 
-    def _batches(self, ledger_rows: list[dict[str, Any]]) -> tuple[BatchStatus, ...]:
+    def _last_batches(self, ledger_rows: list[dict[str, Any]]) -> tuple[BatchStatus, ...]:
         """Return the last batches of the source, the newest first; the ledger has no seconds, tables and files."""
         by_batch: dict[tuple[str, int], list[dict[str, Any]]] = {}
         of_source: set[tuple[str, int]] = set()
@@ -173,7 +173,7 @@ class LakeBoard(BackgroundThread):
         batches.sort(key=lambda batch: batch.ended, reverse=True)
         return tuple(batches[:BATCHES])
 
-    def _sinks(
+    def _sink_statuses(
         self, sums: dict[tuple[str | None, str | None], dict[str, int]], waiting: dict[str, list[tuple[float, int]]]
     ) -> tuple[SinkStatus, ...]:
         sinks = []
@@ -227,7 +227,7 @@ class LakeBoard(BackgroundThread):
                     reason=reason,
                     count=group.count,
                     last=last,
-                    samples=tuple(DeadLetterSample.of(sample) for sample in group.samples),
+                    samples=tuple(DeadLetterSample.from_row(sample) for sample in group.samples),
                 )
             )
         return {"dead_letters": tuple(letters)}

@@ -47,7 +47,7 @@ class MetricDefinition:
     labels: tuple[str, ...] = ()
     values: str = ""
 
-    def family(self) -> Any:
+    def new_family(self) -> Any:
         """Return the metric without samples."""
         if self.kind == "gauge":
             return GaugeMetricFamily(self.name, self.description, labels=self.labels)
@@ -217,45 +217,45 @@ class _Collector:
     def collect(self) -> Iterator[Metric]:
         """Yield each metric with its samples."""
         snapshot = self.snapshot
-        info = BUILD.family()
+        info = BUILD.new_family()
         info.add_metric([], {"version": snapshot.version, "query": snapshot.query})
         yield info
-        state = STATE.family()
+        state = STATE.new_family()
         for name in get_args(State):
             state.add_metric([name], float(name == snapshot.state))
         yield state
-        yield _single(PROGRESS, snapshot.progress)
-        yield _single(_BATCH, snapshot.batches[0].ended if snapshot.batches else snapshot.started)
-        yield _single(_BATCHES, snapshot.finished)
-        yield self._steps()
-        yield from self._records()
-        yield from self._source()
-        yield from self._tables()
+        yield _single_metric(PROGRESS, snapshot.progress)
+        yield _single_metric(_BATCH, snapshot.batches[0].ended if snapshot.batches else snapshot.started)
+        yield _single_metric(_BATCHES, snapshot.finished)
+        yield self._step_metric()
+        yield from self._record_metrics()
+        yield from self._source_metrics()
+        yield from self._table_metrics()
         yield self._dead_letters()
-        yield self._quarantined()
-        yield from self._views()
-        yield from self._expectations()
-        yield from self._sinks()
+        yield self._quarantine_metric()
+        yield from self._view_metrics()
+        yield from self._expectation_metrics()
+        yield from self._sink_metrics()
 
-    def _steps(self) -> Metric:
-        steps = _STEPS.family()
+    def _step_metric(self) -> Metric:
+        steps = _STEPS.new_family()
         for step, counts in self.snapshot.step_seconds.items():
-            steps.add_metric([step], _buckets(STEP_SECONDS, counts), sum_value=counts[-1])
+            steps.add_metric([step], _bucket_counts(STEP_SECONDS, counts), sum_value=counts[-1])
         return steps  # type: ignore[no-any-return]
 
-    def _records(self) -> Iterator[Metric]:
-        records = RECORDS.family()
+    def _record_metrics(self) -> Iterator[Metric]:
+        records = RECORDS.new_family()
         for outcome, count in self.snapshot.records.items():
             records.add_metric([outcome], count)
         yield records
-        rows = ROUTE_ROWS.family()
+        rows = ROUTE_ROWS.new_family()
         for route, counts in self.snapshot.routes.items():
             for outcome, count in counts.items():
                 rows.add_metric([route, outcome], count)
         yield rows
 
-    def _source(self) -> Iterator[Metric]:
-        lag = LAG.family()
+    def _source_metrics(self) -> Iterator[Metric]:
+        lag = LAG.new_family()
         times: list[float] = []
         for partition in self.snapshot.partitions:
             if partition.lag is not None:
@@ -265,17 +265,17 @@ class _Collector:
         yield lag
         # A partition without an answer since then may have any lag: the newest time would hide it.
         if times:
-            yield _single(LAG_READ, min(times))
+            yield _single_metric(LAG_READ, min(times))
         freshness = self.snapshot.freshness
         if freshness is not None:
-            ages = FRESHNESS.family()
-            ages.add_metric([], _buckets(AGE_SECONDS, freshness.counts), sum_value=freshness.counts[-1])
+            ages = FRESHNESS.new_family()
+            ages.add_metric([], _bucket_counts(AGE_SECONDS, freshness.counts), sum_value=freshness.counts[-1])
             yield ages
 
-    def _tables(self) -> Iterator[Metric]:
-        rows = TABLE_ROWS.family()
-        committed = TABLE_COMMITTED.family()
-        newest = TABLE_NEWEST.family()
+    def _table_metrics(self) -> Iterator[Metric]:
+        rows = TABLE_ROWS.new_family()
+        committed = TABLE_COMMITTED.new_family()
+        newest = TABLE_NEWEST.new_family()
         # Tables that got a batch last have a series of their own: those are the ones whose rate is not zero.
         newest_first = sorted(self.snapshot.tables, key=attrgetter("committed"), reverse=True)
         for table in newest_first[: self.tables_at_most]:
@@ -291,9 +291,9 @@ class _Collector:
         yield rows
         yield committed
         yield newest
-        yield _single(BLOCKED, sum(1 for table in self.snapshot.tables if table.blocked))
+        yield _single_metric(BLOCKED, sum(1 for table in self.snapshot.tables if table.blocked))
         written = Counter(table.committer for table in self.snapshot.tables)
-        committers = COMMITTERS.family()
+        committers = COMMITTERS.new_family()
         for committer in get_args(Committer):
             committers.add_metric([committer], written[committer])
         yield committers
@@ -302,17 +302,17 @@ class _Collector:
         counts: Counter[str] = Counter(dict.fromkeys(STAGES, 0))
         for letters in self.snapshot.dead_letters:
             counts[letters.stage] += letters.count
-        family = _DEAD_LETTERS.family()
+        family = _DEAD_LETTERS.new_family()
         for stage, count in counts.items():
             family.add_metric([stage], count)
         return family  # type: ignore[no-any-return]
 
-    def _quarantined(self) -> Metric:
+    def _quarantine_metric(self) -> Metric:
         rows: Counter[str] = Counter()
         for waiting in self.snapshot.quarantined:
             rows[waiting.table] += waiting.rows
         most_first = rows.most_common()
-        family = QUARANTINED.family()
+        family = QUARANTINED.new_family()
         for table, count in most_first[: self.tables_at_most]:
             family.add_metric([table], count)
         others = most_first[self.tables_at_most :]
@@ -320,11 +320,11 @@ class _Collector:
             family.add_metric([OTHERS], sum(count for _, count in others))
         return family  # type: ignore[no-any-return]
 
-    def _views(self) -> Iterator[Metric]:
-        refreshed = VIEW_REFRESHED.family()
-        seconds = _VIEW_SECONDS.family()
-        rows = VIEW_ROWS.family()
-        failed = VIEW_FAILED.family()
+    def _view_metrics(self) -> Iterator[Metric]:
+        refreshed = VIEW_REFRESHED.new_family()
+        seconds = _VIEW_SECONDS.new_family()
+        rows = VIEW_ROWS.new_family()
+        failed = VIEW_FAILED.new_family()
         for view in self.snapshot.views:
             failed.add_metric([view.view], float(bool(view.failed)))
             # Before its first refresh a view has no time, and 0 would be an age of fifty years.
@@ -334,10 +334,10 @@ class _Collector:
                 rows.add_metric([view.view], view.rows)
         yield from (refreshed, seconds, rows, failed)
 
-    def _expectations(self) -> Iterator[Metric]:
-        of_views = VIEW_VIOLATED.family()
-        events = EXPECTED.family()
-        violations = _VIOLATED.family()
+    def _expectation_metrics(self) -> Iterator[Metric]:
+        of_views = VIEW_VIOLATED.new_family()
+        events = EXPECTED.new_family()
+        violations = _VIOLATED.new_family()
         for status in self.snapshot.expectations:
             view = view_of(status)
             if view is not None:
@@ -347,8 +347,8 @@ class _Collector:
             violations.add_metric([status.of, status.name], status.violated)
         yield from (of_views, events, violations)
 
-    def _sinks(self) -> Iterator[Metric]:
-        rows = SINK_ROWS.family()
+    def _sink_metrics(self) -> Iterator[Metric]:
+        rows = SINK_ROWS.new_family()
         for sink in self.snapshot.sinks:
             for outcome in outcome_names("sink"):
                 rows.add_metric([sink.route, sink.sink, outcome], getattr(sink, outcome))
@@ -357,23 +357,23 @@ class _Collector:
         yield _of_sinks(OUTBOX_OLDEST, self.snapshot.sinks, "oldest")
         yield _of_sinks(LIMIT_USED, self.snapshot.sinks, "limit_used")
         yield _of_sinks(CIRCUIT, self.snapshot.sinks, "circuit_open")
-        answers = ANSWERS.family()
+        answers = ANSWERS.new_family()
         for sink in self.snapshot.sinks:
             for answer, count in sink.answers.items():
                 answers.add_metric([sink.route, sink.sink, answer], count)
         yield answers
 
 
-def _single(definition: MetricDefinition, value: float) -> Metric:
+def _single_metric(definition: MetricDefinition, value: float) -> Metric:
     """Return a metric without labels."""
-    family = definition.family()
+    family = definition.new_family()
     family.add_metric([], value)
     return family  # type: ignore[no-any-return]
 
 
 def _of_sinks(definition: MetricDefinition, sinks: Sequence[SinkStatus], attribute: str) -> Metric:
     """Return a metric with a sample of each sink for which the attribute is known."""
-    family = definition.family()
+    family = definition.new_family()
     for sink in sinks:
         value = getattr(sink, attribute)
         if value is not None:
@@ -381,7 +381,7 @@ def _of_sinks(definition: MetricDefinition, sinks: Sequence[SinkStatus], attribu
     return family  # type: ignore[no-any-return]
 
 
-def _buckets(bounds: tuple[float, ...], counts: tuple[float, ...]) -> list[tuple[str, float]]:
+def _bucket_counts(bounds: tuple[float, ...], counts: tuple[float, ...]) -> list[tuple[str, float]]:
     """Return the buckets of a histogram, of counts up to each bound and then of all."""
     names = [*map(str, bounds), "+Inf"]
     return list(zip(names, counts, strict=False))

@@ -31,10 +31,10 @@ fewest quarantined rows.
 
 def metrics_page() -> str:
     """Return the page as Markdown."""
-    return HEAD + "".join(_line(metric) for metric in METRICS)
+    return HEAD + "".join(_table_line(metric) for metric in METRICS)
 
 
-def _line(metric: MetricDefinition) -> str:
+def _table_line(metric: MetricDefinition) -> str:
     labels = ", ".join(f"`{label}`" for label in metric.labels)
     description = metric.description
     if metric.values:

@@ -43,13 +43,13 @@ OPEN_ASSETS = frozenset({"/assets/page.css"})
 WRONG_TOKEN = b'<p id="problem" role="alert">This is not the token of this stream.</p>'
 
 
-def asset(path: str) -> web.Response:
+def asset_response(path: str) -> web.Response:
     """Return the file of the page at a path."""
     name, content_type = ASSETS[path]
-    return web.Response(body=_read(name), content_type=content_type, charset="utf-8")
+    return web.Response(body=_read_asset(name), content_type=content_type, charset="utf-8")
 
 
-def _read(name: str) -> bytes:
+def _read_asset(name: str) -> bytes:
     # By way of the package: under spark-submit it may be an archive.
     return files("router.engine.status").joinpath("assets").joinpath(name).read_bytes()
 
@@ -75,9 +75,9 @@ class Login:
         cookie = request.cookies.get(self.cookie, "")
         return hmac.compare_digest(cookie.encode(), self._session.encode())
 
-    def form(self, *, is_wrong: bool = False) -> web.Response:
+    def form_response(self, *, is_wrong: bool = False) -> web.Response:
         """Return the form that asks for the token."""
-        body = _read("login.html").replace(b'<p id="problem"></p>', WRONG_TOKEN if is_wrong else b"")
+        body = _read_asset("login.html").replace(b'<p id="problem"></p>', WRONG_TOKEN if is_wrong else b"")
         response = web.Response(body=body, status=401, content_type="text/html", charset="utf-8")
         response.headers["WWW-Authenticate"] = "Bearer"
         return response
@@ -89,7 +89,7 @@ class Login:
         posted = await request.post()
         value = posted.get("token")
         if not isinstance(value, str) or not hmac.compare_digest(value.strip().encode(), self._token):
-            return self.form(is_wrong=True)
+            return self.form_response(is_wrong=True)
         response = web.Response(status=303, headers={"Location": "/"})
         # A proxy may speak https with the browser, and http with this server: the browser says which.
         is_https = urlsplit(request.headers.get("Origin", "")).scheme == "https"

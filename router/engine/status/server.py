@@ -30,9 +30,9 @@ from aiohttp import web
 from router.config.models import Metrics, Ui, parse_interval
 from router.engine.land.record_ages import AGE_SECONDS
 from router.engine.status.events import SnapshotEvents, status_text
-from router.engine.status.findings import findings
+from router.engine.status.findings import find_troubles
 from router.engine.status.metrics import metrics_text
-from router.engine.status.page import ASSETS, FORM_PATHS, OPEN_ASSETS, PAGE_HEADERS, Login, asset
+from router.engine.status.page import ASSETS, FORM_PATHS, OPEN_ASSETS, PAGE_HEADERS, Login, asset_response
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -78,7 +78,7 @@ class StatusServer:
         self._events = SnapshotEvents(board, file, self.stuck_after, HEADERS, graph=graph, freshness_bounds=AGE_SECONDS)
         self._loop = asyncio.new_event_loop()
         self._bound = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="status", daemon=True)
+        self._thread = threading.Thread(target=self._run_server, name="status", daemon=True)
 
     def __enter__(self) -> StatusServer:
         self._thread.start()
@@ -90,22 +90,22 @@ class StatusServer:
             self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSING_SECONDS)
 
-    def _serve(self) -> None:
+    def _run_server(self) -> None:
         asyncio.set_event_loop(self._loop)
-        application = web.Application(middlewares=[self._guarded], client_max_size=LARGEST_FORM)
-        application.on_shutdown.append(self._events.close)
+        application = web.Application(middlewares=[self._check_access], client_max_size=LARGEST_FORM)
+        application.on_shutdown.append(self._events.end_all)
         for path in ASSETS:
-            application.router.add_get(path, self._asset)
+            application.router.add_get(path, self._get_asset)
         application.router.add_get("/login", self._to_page)
         application.router.add_post("/login", self._login.log_in)
-        application.router.add_get("/api/events", self._events.send)
-        application.router.add_get("/api/status", self._status)
-        application.router.add_get("/metrics", self._metrics)
-        application.router.add_get("/healthz", self._healthz)
-        application.router.add_get("/readyz", self._readyz)
+        application.router.add_get("/api/events", self._events.send_events)
+        application.router.add_get("/api/status", self._get_status)
+        application.router.add_get("/metrics", self._get_metrics)
+        application.router.add_get("/healthz", self._get_healthz)
+        application.router.add_get("/readyz", self._get_readyz)
         runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=REQUEST_SECONDS)
         try:
-            self._loop.run_until_complete(self._bind(runner))
+            self._loop.run_until_complete(self._bind_address(runner))
             self._bound.set()
             self._loop.run_forever()
         except OSError as error:
@@ -116,7 +116,7 @@ class StatusServer:
             # The start waits for this, also if nothing could be bound.
             self._bound.set()
 
-    async def _bind(self, runner: web.AppRunner) -> None:
+    async def _bind_address(self, runner: web.AppRunner) -> None:
         await runner.setup()
         host, port = self.ui.host_and_port
         site = web.TCPSite(runner, host, port)
@@ -125,28 +125,28 @@ class StatusServer:
         self.address = (str(bound[0]), int(bound[1]))
 
     @web.middleware
-    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _check_access(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer what may be answered. Only `OPEN` paths are for everybody."""
         is_login = request.path == "/login" and request.method == "POST"
         if request.method not in ("GET", "HEAD") and not is_login:
-            return _text("only GET is answered", 405)
+            return _text_response("only GET is answered", 405)
         if request.path not in OPEN:
             # The name before the token: a page that has rebound a name must not learn whether it has the right one.
             if not self._is_own(request.host):
-                return _text("this name is not the server's; see `ui: {hosts: [...]}`", 421)
+                return _text_response("this name is not the server's; see `ui: {hosts: [...]}`", 421)
             needs_token = not is_login and request.path not in OPEN_ASSETS
             if needs_token and not self._login.may_read(request):
                 if request.path in FORM_PATHS:
-                    form = self._login.form()
+                    form = self._login.form_response()
                     form.headers.update(HEADERS)
                     return form
-                response = _text("a token is needed: Authorization: Bearer TOKEN", 401)
+                response = _text_response("a token is needed: Authorization: Bearer TOKEN", 401)
                 response.headers["WWW-Authenticate"] = "Bearer"
                 return response
         try:
             response_of_path = await handler(request)
         except web.HTTPException as error:
-            return _text(error.reason, error.status)
+            return _text_response(error.reason, error.status)
         if not response_of_path.prepared:
             response_of_path.headers.update(HEADERS)
         return response_of_path
@@ -165,31 +165,31 @@ class StatusServer:
     async def _to_page(self, request: web.Request) -> web.Response:
         return web.Response(status=303, headers={"Location": "/"})
 
-    async def _asset(self, request: web.Request) -> web.Response:
-        return asset(request.path)
+    async def _get_asset(self, request: web.Request) -> web.Response:
+        return asset_response(request.path)
 
-    async def _status(self, request: web.Request) -> web.Response:
+    async def _get_status(self, request: web.Request) -> web.Response:
         text = status_text(self.board.snapshot(), self._events.file, self.stuck_after)
         return web.Response(text=text, content_type="application/json")
 
-    async def _metrics(self, request: web.Request) -> web.Response:
+    async def _get_metrics(self, request: web.Request) -> web.Response:
         body = metrics_text(self.board.snapshot(), self.metrics.tables_at_most)
         return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
-    async def _healthz(self, request: web.Request) -> web.Response:
+    async def _get_healthz(self, request: web.Request) -> web.Response:
         snapshot = self.board.snapshot()
-        for finding in findings(snapshot, self._events.file, self.stuck_after, time.time()):
+        for finding in find_troubles(snapshot, self._events.file, self.stuck_after, time.time()):
             if finding.kind in ("failed", "stuck"):
-                return _text(finding.text, 503)
-        return _text(snapshot.words)
+                return _text_response(finding.text, 503)
+        return _text_response(snapshot.words)
 
-    async def _readyz(self, request: web.Request) -> web.Response:
+    async def _get_readyz(self, request: web.Request) -> web.Response:
         snapshot = self.board.snapshot()
         ready = snapshot.state == "running" and time.time() - snapshot.progress <= self.stuck_after
-        return _text(snapshot.words, 200 if ready else 503)
+        return _text_response(snapshot.words, 200 if ready else 503)
 
 
-def _text(text: str, status: int = 200) -> web.Response:
+def _text_response(text: str, status: int = 200) -> web.Response:
     return web.Response(text=f"{text}\n", status=status, headers=HEADERS)
 
 

@@ -110,7 +110,7 @@ class DeadLetterSample:
     value: str
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> DeadLetterSample:
+    def from_row(cls, row: Mapping[str, Any]) -> DeadLetterSample:
         """Return the sample of a row of the dead letters."""
         value = (row["value"] or b"")[: 4 * VALUE_LETTERS].decode(errors="backslashreplace")
         return cls(row["topic"] or "", row["partition"] or 0, row["offset"] or 0, printable(value)[:VALUE_LETTERS])
@@ -286,7 +286,7 @@ class StreamSnapshot:
         return sum(known) if known else None
 
     @property
-    def blocked(self) -> dict[str, str]:
+    def blocked_tables(self) -> dict[str, str]:
         """Return why tables cannot be written."""
         return {table.table: table.blocked for table in self.tables if table.blocked}
 

@@ -63,7 +63,7 @@ def summary_of_stream(config: Config) -> StreamSummary | None:
     for cause in status["dead_letters"]:
         letters[cause["stage"]] += cause["count"]
     return {
-        **_summary(status),
+        **_summarize_status(status),
         "source": "stream",
         "address": status["address"],
         "tables": len(status["tables"]),
@@ -74,12 +74,12 @@ def summary_of_stream(config: Config) -> StreamSummary | None:
 def summary_of_lake(config: Config, file: str) -> StreamSummary:
     """Return what lake, checkpoint and topic say of a stream."""
     board = LakeBoard(config, brief=True)
-    board.read()
+    board.read_lake()
     stuck_after = parse_interval((config.ui or Ui()).stuck_after).total_seconds()
     status = json.loads(status_text(board.snapshot(), file, stuck_after))
-    summary = {**_summary(status), "source": "lake", "address": None, "tables": None, "dead_letters": {}}
+    summary = {**_summarize_status(status), "source": "lake", "address": None, "tables": None, "dead_letters": {}}
     if status["batches"]:
-        summary["dead_letters"] = _refused(config, status["batches"][0])
+        summary["dead_letters"] = _count_refused(config, status["batches"][0])
     else:
         summary["batch"] = status["batch"]
     return summary
@@ -96,7 +96,7 @@ def noted_address(config: Config, address: tuple[str, int]) -> Iterator[None]:
     is_written = False
     try:
         before = _noted_address(checkpoint)
-        if before in (None, _reachable(*address)) or _ask(config, before) is None:
+        if before in (None, _reachable_address(*address)) or _request_status(config, before) is None:
             checkpoint.write(UI_NOTE, note)
             is_written = True
     except OSError as error:  # storage that is unavailable: the start waits for it
@@ -114,12 +114,12 @@ def _noted_address(checkpoint: Lake) -> str | None:
     try:
         note = json.loads(checkpoint.read(UI_NOTE) or b"")
         host, port = note["address"]
-        return _reachable(host, int(port), note["machine"])
+        return _reachable_address(host, int(port), note["machine"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
-def _reachable(host: str, port: int, machine: str = "") -> str:
+def _reachable_address(host: str, port: int, machine: str = "") -> str:
     """Return the address at which a server is asked: one of all addresses by the name of its machine."""
     if host in ("0.0.0.0", "::"):
         local = {"0.0.0.0": "127.0.0.1", "::": "::1"}[host]
@@ -132,15 +132,15 @@ def ask_stream(config: Config) -> dict[str, Any] | None:
 
     It is asked at the address of `ui`, then at the one that its run has noted. None if none of this name answers.
     """
-    address = _reachable(*(config.ui or Ui()).host_and_port)
-    status = _ask(config, address)
+    address = _reachable_address(*(config.ui or Ui()).host_and_port)
+    status = _request_status(config, address)
     if status is not None:
         return status
     noted = _noted_address(lake_and_checkpoint(config)[1])
-    return None if noted in (None, address) else _ask(config, noted)
+    return None if noted in (None, address) else _request_status(config, noted)
 
 
-def _ask(config: Config, address: str | None) -> dict[str, Any] | None:
+def _request_status(config: Config, address: str | None) -> dict[str, Any] | None:
     ui = config.ui or Ui()
     headers = {"Authorization": f"Bearer {ui.token.get_secret_value()}"} if ui.token else {}
     with requests.Session() as session:
@@ -162,7 +162,7 @@ def as_authority(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _summary(status: Mapping[str, Any]) -> StreamSummary:
+def _summarize_status(status: Mapping[str, Any]) -> StreamSummary:
     """Return what a summary takes from a status in the form of `/api/status`, whoever has reported it."""
     last = status["batches"][0] if status["batches"] else {}
     freshness = status["freshness"] or {}
@@ -184,16 +184,16 @@ def _summary(status: Mapping[str, Any]) -> StreamSummary:
         "progress": status["progress"] or None,
         "lag": status["lag"],
         # The lag is as old as the oldest answer about a partition.
-        "lag_read": _oldest(status["partitions"], "read"),
+        "lag_read": _oldest_time(status["partitions"], "read"),
         "newest_record": freshness.get("newest"),
         "blocked": {table["table"]: table["blocked"] for table in status["tables"] if table["blocked"]},
         "committers": {table["table"]: table["committer"] for table in status["tables"] if table.get("committer")},
         "views": status["views"],
         "expectations": status["expectations"],
         "quarantined": dict(quarantined),
-        "quarantined_since": _oldest(status["quarantined"], "oldest"),
+        "quarantined_since": _oldest_time(status["quarantined"], "oldest"),
         "outboxes": {key: sink["backlog"] for key, sink in backlogs.items()},
-        "outbox_since": _oldest(backlogs.values(), "oldest"),
+        "outbox_since": _oldest_time(backlogs.values(), "oldest"),
         "open_circuits": [key for key, sink in sinks.items() if sink["circuit_open"]],
         "waiting_sinks": {key: sink["waits"] for key, sink in sinks.items() if sink.get("waits")},
         "warning": status["warnings"][0]["message"] if status["warnings"] else "",
@@ -206,7 +206,7 @@ def _summary(status: Mapping[str, Any]) -> StreamSummary:
     }
 
 
-def _refused(config: Config, batch: dict[str, Any]) -> dict[str, int]:
+def _count_refused(config: Config, batch: dict[str, Any]) -> dict[str, int]:
     """Return the dead letters of a batch by what refused them; the ledger knows no stages."""
     counts = {"failed": batch["failed"]}
     if config.unmatched == "dead_letters":
@@ -215,6 +215,6 @@ def _refused(config: Config, batch: dict[str, Any]) -> dict[str, int]:
     return {outcome: count for outcome, count in counts.items() if count}
 
 
-def _oldest(parts: Iterable[Mapping[str, Any]], name: str) -> float | None:
+def _oldest_time(parts: Iterable[Mapping[str, Any]], name: str) -> float | None:
     """Return the first of the times of a name that are known."""
     return min((part[name] for part in parts if part[name] is not None), default=None)

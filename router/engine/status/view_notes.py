@@ -20,7 +20,7 @@ def noted_views(config: Config) -> dict[str, Note]:
     store = CheckpointStore(lake_and_checkpoint(config)[1])
     notes: dict[str, Note] = {}
     for view in config.views:
-        note = Note.of(store.load(view_note_path(view.name)))
+        note = Note.from_json(store.load(view_note_path(view.name)))
         if note.at or note.failed:
             notes[view.name] = note
     return notes

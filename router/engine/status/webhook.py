@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import requests
 
 from router.engine.status.background import BackgroundThread
-from router.engine.status.findings import findings
+from router.engine.status.findings import find_troubles
 from router.errors import first_line, join_names, line_of, printable
 
 if TYPE_CHECKING:
@@ -78,23 +78,23 @@ class FailureWebhook(BackgroundThread):
         self._finished = 0
         """Finished batches when the wait that was reported began."""
         self._reported: dict[Reported, dict[str, str]] = {kind: {} for kind in EVENTS}
-        """Troubles that were reported, as `_troubles` has them."""
+        """Troubles that were reported, as `_troubles_to_report` has them."""
         self._seen: dict[tuple[Reported, str], float] = {}
         """When each of them was last seen."""
         self._fails = False
 
     def _run(self) -> None:
         while not self._ended.wait(_LOOK_SECONDS):
-            self._look(self._board.snapshot())
+            self._report_changes(self._board.snapshot())
         snapshot = self._board.snapshot()
-        self._look(snapshot, ends=True)
+        self._report_changes(snapshot, ends=True)
         if self.error is not None:
             cause = printable(first_line(self.error))
-            self._report(replace(snapshot, state="failed", cause=cause), "failed", "stopped", {"": cause})
+            self._send_report(replace(snapshot, state="failed", cause=cause), "failed", "stopped", {"": cause})
 
-    def _look(self, snapshot: StreamSnapshot, *, ends: bool = False) -> None:
+    def _report_changes(self, snapshot: StreamSnapshot, *, ends: bool = False) -> None:
         """Report the troubles that are new, and those that are over; `ends`: it is the last look."""
-        for kind, troubles in _troubles(snapshot, self._file).items():
+        for kind, troubles in _troubles_to_report(snapshot, self._file).items():
             reported = self._reported[kind]
             new = {name: cause for name, cause in troubles.items() if name not in reported}
             over: dict[str, str] = {}
@@ -104,11 +104,11 @@ class FailureWebhook(BackgroundThread):
             reported |= new
             self._seen |= dict.fromkeys([(kind, name) for name in troubles], time.time())
             if new:
-                self._report(snapshot, kind, EVENTS[kind], new)
+                self._send_report(snapshot, kind, EVENTS[kind], new)
             if new and kind == "waiting":
                 self._finished = snapshot.finished
             if over:
-                self._report(snapshot, kind, "recovered", over)
+                self._send_report(snapshot, kind, "recovered", over)
 
     def _is_over(self, kind: Reported, name: str, snapshot: StreamSnapshot, *, ends: bool) -> bool:
         """Say whether something that is well now is likely to stay so."""
@@ -121,7 +121,7 @@ class FailureWebhook(BackgroundThread):
         # Each try runs for a moment. One has come through when it finishes a batch; with an idle source, after a while.
         return snapshot.state == "running" and (snapshot.finished > self._finished or was_well_for_long)
 
-    def _report(self, snapshot: StreamSnapshot, kind: Reported, event: Event, troubles: Mapping[str, str]) -> None:
+    def _send_report(self, snapshot: StreamSnapshot, kind: Reported, event: Event, troubles: Mapping[str, str]) -> None:
         """Send one POST. It is not tried again: the next change has its own."""
         message = message_of(snapshot, kind, event, troubles, self._file)
         try:
@@ -138,10 +138,10 @@ class FailureWebhook(BackgroundThread):
         self._fails = bool(failure)
 
 
-def _troubles(snapshot: StreamSnapshot, file: str) -> dict[Reported, dict[str, str]]:
+def _troubles_to_report(snapshot: StreamSnapshot, file: str) -> dict[Reported, dict[str, str]]:
     """Return the troubles that are reported: by kind, name -> cause. The stream itself has an empty name."""
-    troubles: dict[Reported, dict[str, str]] = {"waiting": {}, "sink": {}, "blocked": snapshot.blocked}
-    for finding in findings(snapshot, file, math.inf, time.time()):
+    troubles: dict[Reported, dict[str, str]] = {"waiting": {}, "sink": {}, "blocked": snapshot.blocked_tables}
+    for finding in find_troubles(snapshot, file, math.inf, time.time()):
         if finding.kind == "waiting":
             troubles["waiting"][""] = finding.text
         if finding.kind == "sink":
@@ -169,7 +169,7 @@ def message_of(
     found: list[StreamFinding] = []
     if event != "recovered":
         about = {f"sink/{name}" for name in names}
-        for finding in findings(snapshot, file, math.inf, time.time()):
+        for finding in find_troubles(snapshot, file, math.inf, time.time()):
             if finding.kind == kind and about.issuperset(finding.places):
                 found.append(finding)
     tables: dict[str, str] = {}

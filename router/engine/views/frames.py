@@ -38,8 +38,8 @@ from router.engine.views.shape import (
     unstable_part,
     used_columns,
 )
-from router.engine.views.sources import replaced_by, together, versions_of
-from router.engine.views.stage import HASH, TARGET, VIOLATED_COLUMN, violations
+from router.engine.views.sources import common_relation, replaced_by, versions_of
+from router.engine.views.stage import HASH, TARGET, VIOLATED_COLUMN, violation_columns
 from router.errors import ViewError, first_line
 from router.spark_internals import analysed, to_arrow_columns
 from router.templates import template_fields
@@ -93,21 +93,21 @@ class ViewFrames:
     few: bool = False
 
     def __post_init__(self) -> None:
-        relation = together(self.sources.values())
+        relation = common_relation(self.sources.values())
         self.conflicts = relation.conflicts
         # `table` is the name of the source table. A column of this name in a source is not visible.
         self.columns = pa.schema([column for column in relation.columns if column.name.lower() != VIEW_TABLE_COLUMN])
 
-    def versions(self) -> dict[str, tuple[int, str]]:
+    def source_versions(self) -> dict[str, tuple[int, str]]:
         """Return the versions that the view is made of, with the ids of the tables."""
         return versions_of({**self.joined, **self.sources})
 
-    def shape(self) -> Shaped:
+    def query_shape(self) -> Shaped:
         """Return the shape of the query, and its columns as text. Raises ViewError."""
         key = f"{definition_of(self.view)} {self.columns} {self.conflicts}"
         if key not in self.shapes:
             self._refuse_conflicts()
-            query = self._query(self.relations.empty(self.columns))
+            query = self._run_query(self.relations.empty_frame(self.columns))
             self._refuse_columns(query.columns)
             shape = self._with_expectations(shape_of(query))
             if reason := self._unstable_expectation(query) or self._special_time_literal():
@@ -141,7 +141,7 @@ class ViewFrames:
                 if kind not in CONDITIONS:
                     problem = f"its expectation {expectation.name}: it is {kind}, and no condition"
                     raise ViewError(self.view.name, problem)
-                plan = analysed(query.select(violations(self.view)[f"{VIOLATED_COLUMN}{number}"]))
+                plan = analysed(query.select(violation_columns(self.view)[f"{VIOLATED_COLUMN}{number}"]))
             except (AnalysisException, ParseException) as error:
                 raise ViewError(self.view.name, f"its expectation {expectation.name}: {first_line(error)}") from error
             reason = reason or unstable_part(plan)
@@ -170,7 +170,7 @@ class ViewFrames:
         for name in self.conflicts:
             all_columns = all_columns.append(pa.field(name, pa.string()))
         try:
-            used = used_columns(self._query(self.relations.empty(all_columns)))
+            used = used_columns(self._run_query(self.relations.empty_frame(all_columns)))
         except ViewError:
             # With one type for all of them the query may be wrong. Its text tells as well which columns it uses.
             sql = self.view.sql or _source_code(self.view.query)
@@ -180,23 +180,23 @@ class ViewFrames:
             problem = f"its SQL uses a column that has different types: {'; '.join(conflicts)}"
             raise ViewError(self.view.name, f"{problem}; see `except`, or name the columns it needs")
 
-    def rows(self, plan: RefreshPlan, targets: Mapping[str, Snapshot]) -> DataFrame:
+    def rows_to_write(self, plan: RefreshPlan, targets: Mapping[str, Snapshot]) -> DataFrame:
         """Return the rows that the touched tables are to have; `targets` are the tables of the view."""
         if plan.way == "full":
-            return self.over(self.sources)
+            return self.query_over_tables(self.sources)
 
         parts = []
         for name, table in targets.items():
             if plan.touched is None or name in plan.touched:
                 parts.append(TablePart(table, replaced_by(self.relations.lake, table)))
-        schema = self.shape().schema
-        rows_before = self.relations.frame(parts, delta_schema(to_arrow_columns(schema)), named=False)
+        schema = self.query_shape().schema
+        rows_before = self.relations.frame_of_parts(parts, delta_schema(to_arrow_columns(schema)), named=False)
         if plan.way == "tables":
             short_names = [name.partition(".")[2] for name in plan.changed]
             others = rows_before.filter(~F.col(quote_identifier(plan.shape.table)).isin(short_names))
             # Sources that are gone have changed as well: they have no rows any more.
             changed = {name: self.sources[name] for name in plan.changed if name in self.sources}
-            return others.unionByName(self.over(changed))
+            return others.unionByName(self.query_over_tables(changed))
 
         added = []
         removed = []
@@ -208,7 +208,7 @@ class ViewFrames:
             return self._with_groups_replaced(rows_before, plan, [*added, *removed])
 
         self.few = are_few([*parts, *added])
-        rows = self._one_task(rows_before.unionByName(self._frame(added)))
+        rows = self._one_task(rows_before.unionByName(self._query_over_parts(added)))
         if plan.way == "rows":
             return rows
         # Sums may have wider types than the columns of the tables.
@@ -225,7 +225,7 @@ class ViewFrames:
         # Keys get other names for the joins: the rows have columns of the same names.
         names = {key: f"_key{number}" for number, key in enumerate(shape.keys)}
         keys = (
-            self._frame(parts)
+            self._query_over_parts(parts)
             .select(*(F.col(quote_identifier(key)).alias(name) for key, name in names.items()))
             .distinct()
         )
@@ -233,24 +233,24 @@ class ViewFrames:
         if shape.table:
             # A group has rows of one source table.
             sources = {name: self.sources[name] for name in plan.changed}
-        unchanged = _join(rows_before, keys, names, "leftanti")
-        return unchanged.unionByName(_join(self.over(sources), keys, names, "leftsemi"))
+        unchanged = _join_keys(rows_before, keys, names, "leftanti")
+        return unchanged.unionByName(_join_keys(self.query_over_tables(sources), keys, names, "leftsemi"))
 
-    def over(self, tables: Mapping[str, Snapshot]) -> DataFrame:
+    def query_over_tables(self, tables: Mapping[str, Snapshot]) -> DataFrame:
         """Return the rows of the query over all rows of some tables."""
-        return self._frame([TablePart(table) for table in tables.values()])
+        return self._query_over_parts([TablePart(table) for table in tables.values()])
 
-    def _frame(self, parts: Iterable[TablePart]) -> DataFrame:
-        return self._query(self._one_task(self.relations.frame(parts, self.columns)))
+    def _query_over_parts(self, parts: Iterable[TablePart]) -> DataFrame:
+        return self._run_query(self._one_task(self.relations.frame_of_parts(parts, self.columns)))
 
     def _one_task(self, rows: DataFrame) -> DataFrame:
         """Return rows in one task if they are few: what groups them then needs no exchange."""
         return rows.coalesce(1) if self.few else rows
 
     def _joined_table(self, table: str) -> DataFrame:
-        return self.relations.frame([TablePart(self.joined[table])], self.joined[table].columns, named=False)
+        return self.relations.frame_of_parts([TablePart(self.joined[table])], self.joined[table].columns, named=False)
 
-    def _query(self, relation: DataFrame) -> DataFrame:
+    def _run_query(self, relation: DataFrame) -> DataFrame:
         """Return the query over a relation. Raises ViewError."""
         relation.createOrReplaceTempView("source")
         try:
@@ -277,7 +277,7 @@ class ViewFrames:
         return rows
 
 
-def _join(rows: DataFrame, keys: DataFrame, names: Mapping[str, str], how: str) -> DataFrame:
+def _join_keys(rows: DataFrame, keys: DataFrame, names: Mapping[str, str], how: str) -> DataFrame:
     """Return the rows whose key is, or is not, among the keys; null is a value like any other."""
     condition = F.lit(True)
     for column, key in names.items():

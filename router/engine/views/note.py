@@ -64,15 +64,15 @@ class Note:
     failed_since: str = ""
 
     @classmethod
-    def of(cls, content: Mapping[str, Any] | None) -> Note:
-        """Return a note from the JSON object that `dump` wrote; an empty one if there is none."""
+    def from_json(cls, content: Mapping[str, Any] | None) -> Note:
+        """Return a note from the JSON object that `to_json` wrote; an empty one if there is none."""
         if content is None:
             return cls()
         sources = {name: tuple(version) for name, version in content["sources"].items()}
         targets = {name: ViewTarget(*fields) for name, fields in content["targets"].items()}
         return cls(**{**content, "sources": sources, "targets": targets})
 
-    def dump(self) -> bytes:
+    def to_json(self) -> bytes:
         """Return the note as JSON."""
         return json.dumps(asdict(self), separators=(",", ":")).encode()
 
@@ -82,7 +82,7 @@ class Note:
         return sum(target.rows for target in self.targets.values())
 
     @property
-    def violated(self) -> dict[str, int]:
+    def violation_counts(self) -> dict[str, int]:
         """Return how many rows of all tables violate each expectation; without those that no row violates."""
         violated: Counter[str] = Counter()
         for target in self.targets.values():
@@ -90,11 +90,11 @@ class Note:
         return dict(+violated)
 
     @property
-    def checked(self) -> int:
+    def checked_rows(self) -> int:
         """Return how many rows the expectations have checked: those of all tables, and those that they dropped."""
         return self.rows + sum(target.dropped for target in self.targets.values())
 
-    def lacks(self, name: str, table: Any) -> bool:
+    def lacks_source(self, name: str, table: Any) -> bool:
         """Return whether a source is gone, replaced or unreadable: `table` is its open table, None, or an error."""
         if isinstance(table, TableError):
             return True
@@ -104,7 +104,7 @@ class Note:
 
     def with_trend(self) -> Note:
         """Return the note with its counts at the end of the trend."""
-        trend = (*self.trend, (self.checked, self.violated))
+        trend = (*self.trend, (self.checked_rows, self.violation_counts))
         return replace(self, trend=trend[-REFRESHES:])
 
 
@@ -113,19 +113,19 @@ def accept_lost_sources(store: CheckpointStore, view: View, lost: set[str]) -> N
 
     Tables that have left the view, since its route or view does not write them, are no longer named.
     """
-    note = Note.of(store.load(view_note_path(view.name)))
+    note = Note.from_json(store.load(view_note_path(view.name)))
     left = tuple(name for name in note.left if name not in lost)
     accepted = tuple(sorted({*note.accepted, *lost} - {*note.left}))
-    store.write(view_note_path(view.name), replace(note, accepted=accepted, left=left).dump())
+    store.write(view_note_path(view.name), replace(note, accepted=accepted, left=left).to_json())
 
 
 def note_failed_refresh(store: CheckpointStore, view: str, cause: str) -> None:
     """Note why a refresh of a view failed, for whoever looks after the run; the next one that succeeds removes it."""
-    note = Note.of(store.load(view_note_path(view)))
+    note = Note.from_json(store.load(view_note_path(view)))
     if note.failed == cause:
         return
     since = note.failed_since or datetime.now(timezone.utc).isoformat(timespec="seconds")
-    store.write(view_note_path(view), replace(note, failed=cause, failed_since=since).dump())
+    store.write(view_note_path(view), replace(note, failed=cause, failed_since=since).to_json())
 
 
 def view_note_path(view: str) -> str:
@@ -138,6 +138,6 @@ def tables_by_view(config: Config) -> dict[str, tuple[tuple[str, int], ...]]:
     store = CheckpointStore(lake_and_checkpoint(config)[1])
     tables = {}
     for view in config.views:
-        note = Note.of(store.load(view_note_path(view.name)))
+        note = Note.from_json(store.load(view_note_path(view.name)))
         tables[view.name] = tuple((table, target.rows) for table, target in note.targets.items())
     return tables

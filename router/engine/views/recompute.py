@@ -31,7 +31,7 @@ from router.engine.views.frames import definition_of
 from router.engine.views.relation import TablePart
 from router.engine.views.row_hash import row_hash
 from router.engine.views.sources import PastSnapshot
-from router.engine.views.stage import TARGET, VIOLATED_COLUMN, target_name, violations
+from router.engine.views.stage import TARGET, VIOLATED_COLUMN, target_name, violation_columns
 from router.errors import TableError, ViewError, first_line
 from router.spark_internals import to_arrow_columns
 from router.table_names import folded
@@ -57,7 +57,7 @@ class Totals:
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     sizes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
-    def difference(self, query: Totals) -> str:
+    def describe_difference(self, query: Totals) -> str:
         """Return how these rows of a table differ from those of the query; an empty text if they do not."""
         if self.rows != query.rows:
             return f"it has {self.rows:,} rows, and its query gives {query.rows:,}"
@@ -70,13 +70,13 @@ class Totals:
         return ""
 
 
-def differences(refresher: Refresher, view: View) -> dict[str, str]:
+def find_differences(refresher: Refresher, view: View) -> dict[str, str]:
     """Return by table what differs from the query, for the tables of a view whose rows do; each as it was left.
 
     Raises ViewError if the view cannot be compared: a version of a source is no longer kept, its values change by
     themselves, or the view was changed since its last refresh.
     """
-    note = refresher.note(view)
+    note = refresher.read_note(view)
     if not note.number:
         return {}
     if note.definition != definition_of(view):
@@ -90,33 +90,33 @@ def differences(refresher: Refresher, view: View) -> dict[str, str]:
 
         def open_past(item: tuple[str, tuple[int, str]]) -> PastSnapshot:
             name, (version, identity) = item
-            return _past(lake, view, name, version, identity)
+            return _past_snapshot(lake, view, name, version, identity)
 
         for table in pool.map(open_past, note.sources.items()):
             tables_by_name = joined if table.name in view.joined_tables else sources
             tables_by_name[table.name] = table
         parts = [TablePart(table) for table in pool.map(open_past, targets.items())]
-    frames = refresher.frames(view, sources, joined)
-    shaped = frames.shape()
+    frames = refresher.view_frames(view, sources, joined)
+    shaped = frames.query_shape()
     if shaped.shape.timed:
         raise ViewError(view.name, f"its values change by themselves ({shaped.shape.why}): there is nothing to compare")
     columns = delta_schema(to_arrow_columns(shaped.schema))
     try:
-        by_table = _totals(frames.relations.frame(parts, columns, named=False), view)
-        by_table_of_query = _totals(_without_dropped(frames.over(sources), view), view)
+        by_table = _compute_totals(frames.relations.frame_of_parts(parts, columns, named=False), view)
+        by_table_of_query = _compute_totals(_without_dropped(frames.query_over_tables(sources), view), view)
     except PySparkException as error:
         # For example, a file of a former version was deleted.
         raise ViewError(view.name, first_line(error)) from error
     names = {part.table.name for part in parts} | (by_table_of_query.keys() - note.targets.keys())
     differences_by_table: dict[str, str] = {}
     for name in sorted(names):
-        difference = by_table.get(name, Totals()).difference(by_table_of_query.get(name, Totals()))
+        difference = by_table.get(name, Totals()).describe_difference(by_table_of_query.get(name, Totals()))
         if difference:
             differences_by_table[name] = difference
     return differences_by_table
 
 
-def _past(lake: Lake, view: View, name: str, version: int, identity: str) -> PastSnapshot:
+def _past_snapshot(lake: Lake, view: View, name: str, version: int, identity: str) -> PastSnapshot:
     """Return a table at a version. Raises ViewError if it is gone."""
     try:
         table = lake.open(name)
@@ -132,14 +132,14 @@ def _past(lake: Lake, view: View, name: str, version: int, identity: str) -> Pas
 
 def _without_dropped(rows: DataFrame, view: View) -> DataFrame:
     """Return the rows without those that an expectation drops."""
-    columns = violations(view)
+    columns = violation_columns(view)
     for number, expectation in enumerate(view.expect):
         if expectation.otherwise == "drop":
             rows = rows.filter(~columns[f"{VIOLATED_COLUMN}{number}"])
     return rows
 
 
-def _totals(rows: DataFrame, view: View) -> dict[str, Totals]:
+def _compute_totals(rows: DataFrame, view: View) -> dict[str, Totals]:
     """Return what the rows of each table add up to, without rows that have no table name."""
     exact = [column.name for column in rows.schema if _is_exact(column.dataType)]
     floats = [column.name for column in rows.schema if isinstance(column.dataType, (T.FloatType, T.DoubleType))]

@@ -51,7 +51,7 @@ from router.engine.views.sources import (
     Snapshot,
     accept_lost,
     changes_since,
-    origin,
+    source_origin,
     versions_of,
 )
 from router.engine.views.stage import StagedTable, stage_rows
@@ -108,45 +108,47 @@ class Refresher:
     sessions: dict[str, SparkSession] = field(default_factory=dict)
     warned: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def note(self, view: View) -> Note:
+    def read_note(self, view: View) -> Note:
         """Return what is noted of a view."""
-        return Note.of(self.store.load(view_note_path(view.name)))
+        return Note.from_json(self.store.load(view_note_path(view.name)))
 
-    def refresh(self, view: View, *, full: bool = False) -> RefreshedView:
+    def refresh_view(self, view: View, *, full: bool = False) -> RefreshedView:
         """Bring a view to its sources' newest versions.
 
         Raises ViewError; each of its tables is then as it was, or has all of its new rows.
         """
         began = time.monotonic()
         try:
-            note = self.note(view)
-            refreshed = self._refresh(view, note, full, began)
+            note = self.read_note(view)
+            refreshed = self._refresh_from_note(view, note, full, began)
             # A refresh that finds nothing new writes no note, but it ends a failure.
             if note.failed and not refreshed.way:
-                self._write(view, self.note(view))
+                self._write_note(view, self.read_note(view))
             return refreshed
         except (TableError, DeltaError, OSError, PySparkException) as error:
             raise ViewError(view.name, first_line(error)) from error
 
-    def plan(self, view: View) -> RefreshPlan:
+    def plan_view(self, view: View) -> RefreshPlan:
         """Return how the view would follow its sources, by what its query is. Raises ViewError.
 
         Views that are planned after it see its tables with the columns that it gives.
         """
         own = PlannedTable(view.into, writer=f"view {view.name}")
-        self.tables.plan(own)
-        sources = self.tables.sources_as_planned(view, self.tables.sources(view, self.note(view).accepted).tables)
-        joined = self.tables.joined_as_planned(view, self.tables.opened(view, view.joined_tables))
+        self.tables.plan_table(own)
+        sources = self.tables.sources_as_planned(
+            view, self.tables.open_sources(view, self.read_note(view).accepted).tables
+        )
+        joined = self.tables.joined_as_planned(view, self.tables.open_existing(view, view.joined_tables))
         missing = sorted(view.joined_tables - joined.keys())
         if not sources:
-            missing += view.source.tables or [f"a table of {origin(view)}"]
+            missing += view.source.tables or [f"a table of {source_origin(view)}"]
         if missing:
             return RefreshPlan("full", f"{', '.join(missing)} {NOT_THERE}", QueryShape("full", ""))
         for table in (*sources.values(), *joined.values()):
             if isinstance(table, PlannedTable) and table.planned is None:
                 return RefreshPlan("full", f"the columns of {table.name} are not known yet", QueryShape("full", ""))
-        shaped = self.frames(view, sources, joined).shape()
-        self.tables.plan(replace(own, planned=to_arrow_columns(shaped.schema)))
+        shaped = self.view_frames(view, sources, joined).query_shape()
+        self.tables.plan_table(replace(own, planned=to_arrow_columns(shaped.schema)))
         shape = shaped.shape
         if view.refresh == "full":
             return RefreshPlan("full", "`refresh: full`", shape)
@@ -154,12 +156,12 @@ class Refresher:
 
     def full_by_definition(self, view: View) -> str:
         """Return why the next refresh computes all of a view, if its note shows that; else an empty text."""
-        note = self.note(view)
+        note = self.read_note(view)
         if view.refresh != "full" and note.definition == definition_of(view):
             return ""
         return _why_full(view, note, full=False, trusted=False)
 
-    def frames(self, view: View, sources: Mapping[str, Snapshot], joined: Mapping[str, Snapshot]) -> ViewFrames:
+    def view_frames(self, view: View, sources: Mapping[str, Snapshot], joined: Mapping[str, Snapshot]) -> ViewFrames:
         """Return the frames of a view over tables."""
         # Each view has a session: its temporary views are named like tables of other views.
         if view.name not in self.sessions:
@@ -168,12 +170,12 @@ class Refresher:
         relations = Relations(session, self.tables.lake, self.executors)
         return ViewFrames(view, session, relations, {**sources}, {**joined}, self.shapes)
 
-    def _refresh(self, view: View, note: Note, full: bool, began: float) -> RefreshedView:
-        view_sources = self.tables.sources(view, note.accepted)
+    def _refresh_from_note(self, view: View, note: Note, full: bool, began: float) -> RefreshedView:
+        view_sources = self.tables.open_sources(view, note.accepted)
         sources = view_sources.tables
         if not sources and not note.sources:
             return RefreshedView(view.name, "", "none of its tables is there yet")
-        joined = self.tables.opened(view, view.joined_tables)
+        joined = self.tables.open_existing(view, view.joined_tables)
         self._refuse_lost_sources(view, note, view_sources, joined)
         note = _with_left(view, note, view_sources)
         # The tables of the view keep the rows of sources that have left, until there are others.
@@ -183,23 +185,23 @@ class Refresher:
         if missing := sorted(view.joined_tables - joined.keys()):
             return RefreshedView(view.name, "", f"{', '.join(missing)} {NOT_THERE}")
 
-        targets = self.tables.opened(view, note.targets)
-        untouched = self._untouched(note, targets)
+        targets = self.tables.open_existing(view, note.targets)
+        untouched = self._untouched_tables(note, targets)
         trusted = note.definition == definition_of(view) and untouched == note.targets.keys()
         if trusted and not full and not note.timed and versions_of({**joined, **sources}) == note.sources:
-            return _unchanged(view, note)
+            return _unchanged_view(view, note)
 
-        frames = self.frames(view, sources, joined)
-        shaped = frames.shape()
+        frames = self.view_frames(view, sources, joined)
+        shaped = frames.query_shape()
         if full or not trusted or view.refresh == "full" or shaped.columns != note.output:
             plan = RefreshPlan("full", _why_full(view, note, full=full, trusted=trusted), shaped.shape)
         else:
-            plan = self._plan(view, note, frames, shaped.shape)
+            plan = self._plan_changes(view, note, frames, shaped.shape)
         # A compaction has made new versions of the sources, without other rows.
         if plan.way != "full" and not plan.changed:
             accepted = self._still_unreadable(note)
-            self._write(view, replace(note, sources=frames.versions(), accepted=accepted))
-            return _unchanged(view, note)
+            self._write_note(view, replace(note, sources=frames.source_versions(), accepted=accepted))
+            return _unchanged_view(view, note)
         return self._carry_out(view, frames, plan, note=note, targets=targets, untouched=untouched, began=began)
 
     def _refuse_lost_sources(
@@ -250,7 +252,7 @@ class Refresher:
         readable = self.tables.cache.open_readable_tables(note.accepted)
         return tuple(name for name in note.accepted if isinstance(readable[name], TableError))
 
-    def _untouched(self, note: Note, targets: Mapping[str, Snapshot]) -> set[str]:
+    def _untouched_tables(self, note: Note, targets: Mapping[str, Snapshot]) -> set[str]:
         """Return the tables of a view that still have the rows which the last refresh left in them."""
         untouched = set()
         for name, table in targets.items():
@@ -262,9 +264,9 @@ class Refresher:
                 untouched.add(name)
         return untouched
 
-    def _plan(self, view: View, note: Note, frames: ViewFrames, shape: QueryShape) -> RefreshPlan:
+    def _plan_changes(self, view: View, note: Note, frames: ViewFrames, shape: QueryShape) -> RefreshPlan:
         """Return how the view follows what has changed since it was noted."""
-        changed = self._changed(view, note, frames)
+        changed = self._changed_sources(view, note, frames)
         joined = versions_of(frames.joined)
         if shape.way == "full" or any(note.sources.get(name) != version for name, version in joined.items()):
             return RefreshPlan("full", shape.why, shape, changed)
@@ -282,14 +284,14 @@ class Refresher:
         if way == "keys":
             # Groups are computed again of all rows, by the keys of changed rows: both must be of one version.
             for name in changed if shape.table else frames.sources:
-                frames.sources[name].pin()
-            changed = self._changed(view, note, frames)
+                frames.sources[name].pin_version()
+            changed = self._changed_sources(view, note, frames)
             # The table was created again at this moment.
             if None in changed.values():
                 return RefreshPlan("full", "a table was created again", shape, changed)
-        return RefreshPlan(way, shape.why, shape, changed, _touched(view, shape, changed))
+        return RefreshPlan(way, shape.why, shape, changed, _touched_tables(view, shape, changed))
 
-    def _changed(self, view: View, note: Note, frames: ViewFrames) -> dict[str, Changes | None]:
+    def _changed_sources(self, view: View, note: Note, frames: ViewFrames) -> dict[str, Changes | None]:
         """Return the sources that have changed since they were noted, with their changes; None: unknown."""
         changed: dict[str, Changes | None] = {}
         with ThreadPoolExecutor(THREADS) as pool:
@@ -302,7 +304,7 @@ class Refresher:
 
     def _changes_since_note(self, note: Note, table: Snapshot) -> Changes | None:
         if table.name not in note.sources:
-            return Changes(added=tuple(table.files())) if table.plain else None
+            return Changes(added=tuple(table.files())) if table.is_plain else None
         version, identity = note.sources[table.name]
         if identity != table.id:
             return None
@@ -321,9 +323,9 @@ class Refresher:
     ) -> RefreshedView:
         """Stage the rows, commit the tables whose rows are others, and write the note."""
         number = note.number + 1
-        rows = frames.rows(plan, targets)
-        staged = self._stage(view, rows, number, spread=not frames.few)
-        self._refuse(view, staged)
+        rows = frames.rows_to_write(plan, targets)
+        staged = self._stage_rows(view, rows, number, spread=not frames.few)
+        self._refuse_violations(view, staged)
         unnamed = staged.pop("", StagedTable()).rows
 
         # Tables that have lost all their rows were not staged, and are emptied.
@@ -335,7 +337,7 @@ class Refresher:
         for name in concerned:
             staged.setdefault(name, StagedTable())
 
-        output = frames.shape().columns
+        output = frames.query_shape().columns
         same = set()
         if output == note.output:
             same = {name for name in untouched & staged.keys() if _has_same_rows(note.targets[name], staged[name])}
@@ -351,10 +353,10 @@ class Refresher:
                 "router.view": view.name,
                 "router.query": self.tables.config.name,
                 "router.refresh": str(number),
-                "router.sources": _sources_text(frames.versions()),
+                "router.sources": _sources_text(frames.source_versions()),
             },
         )
-        made = commits.make({name: staged[name] for name in sorted(staged.keys() - same)}, targets)
+        made = commits.commit_tables({name: staged[name] for name in sorted(staged.keys() - same)}, targets)
 
         targets_after = {**note.targets, **made}
         for name in same:
@@ -365,7 +367,7 @@ class Refresher:
             number=number,
             definition=definition_of(view),
             output=output,
-            sources=frames.versions(),
+            sources=frames.source_versions(),
             targets=targets_after,
             timed=plan.shape.timed,
             at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -378,7 +380,7 @@ class Refresher:
         )
         if view.expect:
             after = after.with_trend()
-        self._write(view, after)
+        self._write_note(view, after)
         if unnamed:
             log.warning("view %s: %d rows have no table name and were dropped", view.name, unnamed)
         return RefreshedView(
@@ -392,13 +394,13 @@ class Refresher:
             note=after,
         )
 
-    def _stage(self, view: View, rows: DataFrame, number: int, *, spread: bool) -> dict[str, StagedTable]:
+    def _stage_rows(self, view: View, rows: DataFrame, number: int, *, spread: bool) -> dict[str, StagedTable]:
         options = self.tables.config.landing
         token = uuid.uuid4().hex[:8]
         staging = Staging(self.tables.lake, options.file_bytes, options.buffer_bytes, self.folder, token=token)
         return stage_rows(view, rows, number, staging, self.executors, spread=spread)
 
-    def _refuse(self, view: View, staged: Mapping[str, StagedTable]) -> None:
+    def _refuse_violations(self, view: View, staged: Mapping[str, StagedTable]) -> None:
         """Raise ViewError if an expectation with `otherwise: fail` is violated, or readers would refuse a value.
 
         The staged files are deleted then. A row is not left out: the tables would not be what the query gives.
@@ -407,7 +409,7 @@ class Refresher:
         for name, table in staged.items():
             violated.update(table.violated)
             if table.refused:
-                _discard(self.tables, staged)
+                _delete_staged_files(self.tables, staged)
                 raise ViewError(view.name, f"readers would refuse {name}: {table.refused}; no table was changed")
         counts = []
         for expectation in view.expect:
@@ -415,12 +417,12 @@ class Refresher:
                 counts.append(f"{expectation.name} on {violated[expectation.name]} rows")
         if not counts:
             return
-        _discard(self.tables, staged)
+        _delete_staged_files(self.tables, staged)
         raise ViewError(view.name, f"expectations do not hold: {', '.join(counts)}; no table was changed")
 
-    def _write(self, view: View, note: Note) -> None:
+    def _write_note(self, view: View, note: Note) -> None:
         """Write the note of a refresh that has succeeded."""
-        self.store.write(view_note_path(view.name), replace(note, failed="", failed_since="").dump())
+        self.store.write(view_note_path(view.name), replace(note, failed="", failed_since="").to_json())
 
 
 @dataclass(frozen=True)
@@ -434,32 +436,34 @@ class _Commits:
     number: int
     notes: dict[str, str]
 
-    def make(self, staged: Mapping[str, StagedTable], targets: Mapping[str, Snapshot]) -> dict[str, ViewTarget]:
+    def commit_tables(
+        self, staged: Mapping[str, StagedTable], targets: Mapping[str, Snapshot]
+    ) -> dict[str, ViewTarget]:
         """Commit every table; return how each was left. Raises the ViewError of the first that failed."""
         taken = [*taken_by_feed(self.schema, feed=self.view.changes).values()]
         if taken:
-            _discard(self.tables, staged)
+            _delete_staged_files(self.tables, staged)
             raise ViewError(self.view.name, taken[0])
-        existing = self.tables.opened(self.view, staged.keys() - targets.keys())
+        existing = self.tables.open_existing(self.view, staged.keys() - targets.keys())
         for name, snapshot in existing.items():
-            if snapshot.table.transaction_version(str(self._id(name))) is None:
-                _discard(self.tables, staged)
+            if snapshot.table.transaction_version(str(self._transaction_id(name))) is None:
+                _delete_staged_files(self.tables, staged)
                 problem = f"{name} is there, and this view has not made it; drop it, or give `into` another name"
                 raise ViewError(self.view.name, problem)
         existing.update(targets)
         with ThreadPoolExecutor(THREADS) as pool:
             futures = {}
             for name, table in staged.items():
-                futures[name] = pool.submit(self._commit, name, table, existing.get(name))
+                futures[name] = pool.submit(self._commit_table, name, table, existing.get(name))
         # All commits have ended by now, also if one of them failed.
         return {name: future.result() for name, future in futures.items()}
 
-    def _id(self, name: str) -> TransactionId:
+    def _transaction_id(self, name: str) -> TransactionId:
         return TransactionId("view", name=self.tables.config.name, view=self.view.name, table=name)
 
-    def _commit(self, name: str, staged: StagedTable, existing: Snapshot | None) -> ViewTarget:
+    def _commit_table(self, name: str, staged: StagedTable, existing: Snapshot | None) -> ViewTarget:
         schema = to_delta(self.schema)
-        ids = {str(self._id(name)): self.number}
+        ids = {str(self._transaction_id(name)): self.number}
         if self.tables.config.commit == "spark" or (existing and isinstance(existing.table, SparkTable)):
             self._commit_by_spark(name, staged, schema)
         elif existing is None:
@@ -475,23 +479,23 @@ class _Commits:
         else:
             replace_content(existing.table.newest_table(), staged.files, ids=ids, notes=self.notes, schema=schema)
         version_before = -1 if existing is None else existing.version
-        return self._target(name, staged, version_before)
+        return self._view_target(name, staged, version_before)
 
     def _commit_by_spark(self, name: str, staged: StagedTable, schema: str) -> None:
         lake = self.tables.lake
-        transaction = self._id(name).to_transaction(self.number)
+        transaction = self._transaction_id(name).to_transaction(self.number)
         commit = TableCommit("", name, transaction.app_id, transaction.version, tuple(staged.files), schema)
         rows = staged_rows(self.spark.newSession(), lake, commit)
         replace_by_spark(rows, lake.spark_address(name), transaction, self.notes, new_schema=True)
         # Spark has written the rows into files of its own.
         lake.delete(*(file.path for file in staged.files))
 
-    def _target(self, name: str, staged: StagedTable, version_before: int) -> ViewTarget:
+    def _view_target(self, name: str, staged: StagedTable, version_before: int) -> ViewTarget:
         """Return how a table was left; version -1 if another writer has changed its rows at the same time."""
-        table = self.tables.opened(self.view, [name])[name]
+        table = self.tables.open_existing(self.view, [name])[name]
         version = table.version
         if version != version_before + 1 and not isinstance(table.table, SparkTable):
-            app_id = str(self._id(name))
+            app_id = str(self._transaction_id(name))
             commits = list(log_commits(self.tables.lake, name, range(version_before + 1, version + 1)))
             version = next(commit.version for commit in commits if commit.transactions.get(app_id) == self.number)
             if any(commit.changes_rows for commit in commits if commit.version != version):
@@ -506,7 +510,7 @@ class _Commits:
         )
 
 
-def _discard(tables: ViewTables, staged: Mapping[str, StagedTable]) -> None:
+def _delete_staged_files(tables: ViewTables, staged: Mapping[str, StagedTable]) -> None:
     """Delete all staged files."""
     paths: list[str] = []
     for table in staged.values():
@@ -519,7 +523,7 @@ def _has_same_rows(target: ViewTarget, staged: StagedTable) -> bool:
     return target.hash is not None and (target.hash, target.rows) == (staged.hash, staged.rows)
 
 
-def _unchanged(view: View, note: Note) -> RefreshedView:
+def _unchanged_view(view: View, note: Note) -> RefreshedView:
     return RefreshedView(view.name, "", "nothing has changed", tables=len(note.targets), rows=note.rows, note=note)
 
 
@@ -536,7 +540,7 @@ def _why_full(view: View, note: Note, *, full: bool, trusted: bool) -> str:
     return "its tables are not as it left them"
 
 
-def _touched(view: View, shape: QueryShape, changed: Iterable[str]) -> frozenset[str] | None:
+def _touched_tables(view: View, shape: QueryShape, changed: Iterable[str]) -> frozenset[str] | None:
     """Return the tables of a view that rows of some sources can be in; None if only the rows tell that."""
     # The table of the view must be named by the source table, and by nothing else.
     if not shape.table or {*template_fields(view.into)} != {shape.table}:
@@ -554,7 +558,7 @@ def _with_left(view: View, note: Note, view_sources: ViewSources) -> Note:
     If the view reads another route now, these are the tables that this one could have written by their names: it may be
     the same with a new name. A table that `except` names now, or that was accepted as lost, is not among them.
     """
-    reads = origin(view)
+    reads = source_origin(view)
     left = note.sources.keys() - view.joined_tables - set(note.accepted)
     if reads and reads == note.origin:
         left |= set(note.left)

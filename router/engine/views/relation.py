@@ -94,13 +94,13 @@ class Relations:
         for name, value in settings.items():
             self.session.conf.set(name, value)
 
-    def frame(self, parts: Iterable[TablePart], columns: pa.Schema, *, named: bool = True) -> DataFrame:
+    def frame_of_parts(self, parts: Iterable[TablePart], columns: pa.Schema, *, named: bool = True) -> DataFrame:
         """Return the rows of parts of tables with these columns and, `named`, `table`. Lazy, at pinned versions."""
         parts = list(parts)
         table_files: list[tuple[Snapshot, File]] = []
         frames: list[DataFrame] = []
         with ThreadPoolExecutor(THREADS) as pool:
-            files_of_parts = list(pool.map(lambda part: self._files(part, columns), parts))
+            files_of_parts = list(pool.map(lambda part: self._files_to_read(part, columns), parts))
         for part, files in zip(parts, files_of_parts, strict=True):
             if files is None:
                 frames.append(self._load_table(part.table, columns, named=named))
@@ -112,22 +112,22 @@ class Relations:
         elif table_files:
             frames.append(self._read_by_spark(table_files, columns, named=named))
         if not frames:
-            return self.empty(columns, named=named)
+            return self.empty_frame(columns, named=named)
         return reduce(DataFrame.unionByName, frames)
 
-    def empty(self, columns: pa.Schema, *, named: bool = True) -> DataFrame:
+    def empty_frame(self, columns: pa.Schema, *, named: bool = True) -> DataFrame:
         """Return a frame of these columns and, `named`, `table`, without a row."""
         return self.session.createDataFrame([], _spark_columns(columns, named=named))
 
-    def _files(self, part: TablePart, columns: pa.Schema) -> tuple[File, ...] | None:
+    def _files_to_read(self, part: TablePart, columns: pa.Schema) -> tuple[File, ...] | None:
         """Return the files to be read; None if the table has to be loaded as a Delta table."""
         table = part.table
-        if not table.plain or not self.lake.spark_address(table.name).endswith(f"/{table.short}"):
+        if not table.is_plain or not self.lake.spark_address(table.name).endswith(f"/{table.short_name}"):
             return None
         if not _can_read_as(table.columns, columns):
             return None
         files = tuple(table.files()) if part.files is None else part.files
-        return files if all(file.simple for file in files) else None
+        return files if all(file.is_read_by_path for file in files) else None
 
     def _load_table(self, table: Snapshot, columns: pa.Schema, *, named: bool) -> DataFrame:
         reader = self.session.read.format("delta").option("versionAsOf", table.version)
@@ -138,7 +138,7 @@ class Relations:
             value = F.col(quote_identifier(column.name)) if column.name.lower() in names else F.lit(None)
             selected.append(value.cast(column.dataType).alias(column.name))
         if named:
-            selected.append(F.lit(table.short).alias(VIEW_TABLE_COLUMN))
+            selected.append(F.lit(table.short_name).alias(VIEW_TABLE_COLUMN))
         return frame.select(*selected)
 
     def _read_by_spark(self, files: list[tuple[Snapshot, File]], columns: pa.Schema, *, named: bool) -> DataFrame:
@@ -155,7 +155,7 @@ class Relations:
     def _read_by_arrow(self, files: list[tuple[Snapshot, File]], columns: pa.Schema, *, named: bool) -> DataFrame:
         tasks = min(self.session.sparkContext.defaultParallelism, -(-len(files) // FILES_PER_TASK))
         # Tasks get texts only: the snapshot of a table cannot be sent to them.
-        paths = [(f"{table.name.replace('.', '/')}/{file.name}", table.short) for table, file in files]
+        paths = [(f"{table.name.replace('.', '/')}/{file.name}", table.short_name) for table, file in files]
         task = _reading_task(self.lake, paths, tasks, columns, named=named)
         numbers = self.session.range(0, tasks, 1, tasks)
         return numbers.mapInArrow(self.executors.guarded(task), _spark_columns(columns, named=named))
@@ -174,7 +174,7 @@ def _reading_task(
     The rows that it gets are the numbers of shares.
     """
 
-    def read(file: tuple[str, str]) -> pa.Table:
+    def read_file(file: tuple[str, str]) -> pa.Table:
         path, table = file
         with lake.files.open_input_file(path) as source:
             rows = pq.ParquetFile(source, coerce_int96_timestamp_unit="us").read(use_threads=False)
@@ -191,7 +191,7 @@ def _reading_task(
         size = 0
         # Many reads at once pay off only if the storage is slow to answer.
         with ThreadPoolExecutor(1 if lake.is_local else THREADS) as pool:
-            for rows in pool.map(read, share):
+            for rows in pool.map(read_file, share):
                 gathered.append(rows)
                 size += len(rows)
                 if size >= BATCH_ROWS:

@@ -27,7 +27,7 @@ def row_hash(rows: DataFrame) -> Column:
         return F.lit(None).cast("long")
     parts: list[Column] = []
     for column in columns:
-        parts += _parts(F.col(quote_identifier(column.name)), column.dataType)
+        parts += _value_parts(F.col(quote_identifier(column.name)), column.dataType)
     return F.xxhash64(*parts) if parts else F.lit(0).cast("long")
 
 
@@ -41,20 +41,20 @@ def _has_hash(kind: T.DataType) -> bool:
     return isinstance(kind, (*ATOMIC, T.StringType))
 
 
-def _parts(value: Column, kind: T.DataType) -> list[Column]:
+def _value_parts(value: Column, kind: T.DataType) -> list[Column]:
     """Return columns whose values together differ for different values; none of them is null unless the value is."""
     is_null = value.isNull()
     if isinstance(kind, T.StructType):
         parts = [is_null]
         for child in kind:
-            parts += _parts(value.getField(child.name), child.dataType)
+            parts += _value_parts(value.getField(child.name), child.dataType)
         return parts
     if isinstance(kind, T.ArrayType):
-        hashes = F.transform(value, lambda element: F.xxhash64(*_parts(element, kind.elementType)))
+        hashes = F.transform(value, lambda element: F.xxhash64(*_value_parts(element, kind.elementType)))
         return [is_null, F.size(value), hashes]
     if isinstance(kind, T.MapType):
         entry = T.StructType().add("key", kind.keyType).add("value", kind.valueType)
-        hashes = F.transform(F.map_entries(value), lambda element: F.xxhash64(*_parts(element, entry)))
+        hashes = F.transform(F.map_entries(value), lambda element: F.xxhash64(*_value_parts(element, entry)))
         # Equal maps may have their entries in any order.
         return [is_null, F.size(value), F.sort_array(hashes)]
     if isinstance(kind, (T.FloatType, T.DoubleType)):

@@ -52,7 +52,7 @@ class RefreshObserver(Protocol):
         """Note a refresh that failed."""
 
 
-def refresher(
+def create_refresher(
     config: Config, spark: SparkSession, lake: Lake, store: CheckpointStore, executors: Executors | None = None
 ) -> Refresher:
     """Return the object that refreshes the views of a configuration."""
@@ -96,26 +96,26 @@ class ViewSchedule:
     thread: threading.Thread | None = None
     observer: RefreshObserver | None = None
 
-    def start(self) -> None:
-        """Refresh views that are due in a thread, until `finish` is called."""
+    def start_thread(self) -> None:
+        """Refresh views that are due in a thread, until `end_thread` is called."""
         if any(not view.on_demand for view in self.views) and self.thread is None:
-            self.thread = threading.Thread(target=self._work, name="views", daemon=True)
+            self.thread = threading.Thread(target=self._refresh_due_views, name="views", daemon=True)
             self.thread.start()
 
-    def batch(self, tables: Iterable[str]) -> set[str]:
+    def count_batch(self, tables: Iterable[str]) -> set[str]:
         """Count a batch into some tables, or into unknown ones; return the tables that refreshes have written since."""
         if not self.views:
             return set()
         batch_tables = list(tables)
         with self.lock:
             for view in self.views:
-                if view.refresh_commits and (not batch_tables or self._reads(view, batch_tables)):
+                if view.refresh_commits and (not batch_tables or self._may_read(view, batch_tables)):
                     self.pending[view.name] += 1
             written = self.written
             self.written = set()
         return written
 
-    def finish(self, *, refresh: bool) -> None:
+    def end_thread(self, *, refresh: bool) -> None:
         """End the thread. `refresh`: afterwards refresh each view that is not `on_demand`, once."""
         self.stop.set()
         if self.thread:
@@ -125,14 +125,14 @@ class ViewSchedule:
         if refresh:
             for view in self.views:
                 if not view.on_demand:
-                    self._refresh(view)
+                    self._try_refresh(view)
 
     def raise_failure(self) -> None:
         """Raise the error of the first view whose last refresh failed; the log has those of the others."""
         for failure in self.failed.values():
             raise failure
 
-    def _reads(self, view: View, tables: list[str]) -> bool:
+    def _may_read(self, view: View, tables: list[str]) -> bool:
         """Return whether a view may read some of these tables.
 
         It runs on the batch's thread, so it looks at names only: a fault of storage here would restart the query.
@@ -142,14 +142,14 @@ class ViewSchedule:
         is_source = self.refresher.tables.is_source(view)
         return any(is_source(table) for table in tables)
 
-    def _work(self) -> None:
+    def _refresh_due_views(self) -> None:
         context = self.refresher.spark.sparkContext
         context.setLocalProperty("spark.scheduler.pool", POOL)
         context.setJobGroup(_GROUP, "a view", interruptOnCancel=True)
         while not self.stop.wait(_LOOK_SECONDS):
             for view in self.views:
                 if not self.stop.is_set() and self._is_due(view):
-                    self._refresh(view)
+                    self._try_refresh(view)
 
     def _is_due(self, view: View) -> bool:
         if view.refresh_commits:
@@ -160,14 +160,14 @@ class ViewSchedule:
             and time.monotonic() >= self.last.get(view.name, 0.0) + view.refresh_seconds
         )
 
-    def _refresh(self, view: View) -> None:
+    def _try_refresh(self, view: View) -> None:
         with self.lock:
             self.pending[view.name] = 0
         self.last[view.name] = time.monotonic()
         try:
-            refreshed = self.refresher.refresh(view)
+            refreshed = self.refresher.refresh_view(view)
         except Exception as error:  # no error of a view stops the others
-            # `finish` has cancelled the jobs of this refresh.
+            # `end_thread` has cancelled the jobs of this refresh.
             if self.stop.is_set() and self.thread is threading.current_thread():
                 return
             self._note_failure(view, error)

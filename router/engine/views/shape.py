@@ -69,10 +69,10 @@ def shape_of(query: DataFrame) -> QueryShape:
     above, node = _skip_row_wise(plan)
     below: list[Any] = []
     leaf = node
-    if _name(node) == "Aggregate":
+    if _class_name(node) == "Aggregate":
         below, leaf = _skip_row_wise(node.child())
-    if _name(leaf) != LEAF:
-        return QueryShape("full", f"it has a {_name(leaf)}")
+    if _class_name(leaf) != LEAF:
+        return QueryShape("full", f"it has a {_class_name(leaf)}")
     relation = leaf.desc().identifier().table()
     if relation != _SOURCE:
         return QueryShape("full", f"it reads {relation} in place of `source`")
@@ -81,7 +81,7 @@ def shape_of(query: DataFrame) -> QueryShape:
 
     table = _table_column(plan, leaf)
     if node is not leaf:
-        is_filtered = any(_name(part) == "Filter" for part in above)
+        is_filtered = any(_class_name(part) == "Filter" for part in above)
         return _shape_of_groups(plan, node, table, is_filtered=is_filtered)
     if not table:
         return QueryShape("full", "no column of it has the table of a row")
@@ -97,16 +97,16 @@ def unstable_part(plan: Any) -> str:
     while nodes:
         node = nodes.pop()
         # What is below is how the router reads the tables, not the query.
-        if _name(node) == LEAF and node.desc().identifier().table() == _SOURCE:
+        if _class_name(node) == LEAF and node.desc().identifier().table() == _SOURCE:
             continue
         # A sample has no expression: its seed stands in the node, and is another one each time.
-        if _name(node) == "Sample":
+        if _class_name(node) == "Sample":
             return "its rows are random: TABLESAMPLE"
-        for expression in _list(node.expressions()):
+        for expression in _scala_list(node.expressions()):
             if reason := _unstable_expression(expression):
                 return reason
-        nodes += _list(node.children())
-        nodes += _list(node.subqueries())
+        nodes += _scala_list(node.children())
+        nodes += _scala_list(node.subqueries())
     return ""
 
 
@@ -124,7 +124,7 @@ def _unstable_expression(expression: Any) -> str:
     pending = [expression]
     while pending:
         part = pending.pop()
-        patterns = {str(pattern) for pattern in _list(part.nodePatterns())}
+        patterns = {str(pattern) for pattern in _scala_list(part.nodePatterns())}
         if CURRENT in patterns:
             return f"it uses {part.prettyName()}(), which depends on the time or the session"
         # The plan inside is one of the node's subqueries.
@@ -132,7 +132,7 @@ def _unstable_expression(expression: Any) -> str:
             continue
         if "CAST" in patterns and _is_special_time(part):
             return "it uses the current time: 'now', 'today', ... as a timestamp or date"
-        children = _list(part.children())
+        children = _scala_list(part.children())
         if not part.deterministic() and all(child.deterministic() for child in children):
             return f"its values are random: {part.prettyName()}()"
         # Some functions are only a name for other expressions: to_date(x) for a cast.
@@ -148,7 +148,7 @@ def _is_special_time(cast: Any) -> bool:
     to_time = cast.dataType().typeName() in ("date", "timestamp", "timestamp_ntz")
     if not to_time or not text.foldable() or text.dataType().typeName() != "string":
         return False
-    if _name(text) != "Literal":
+    if _class_name(text) != "Literal":
         return True
     return str(text.value()).strip().lower().startswith(SPECIAL_TIMES)
 
@@ -159,16 +159,16 @@ def _shape_of_groups(plan: Any, aggregate: Any, table: str, *, is_filtered: bool
     # Which groups a filter leaves out cannot be known of changed rows alone.
     if is_filtered:
         return QueryShape(way_by_table, "its groups are filtered", table=table)
-    grouping = _list(aggregate.groupingExpressions())
+    grouping = _scala_list(aggregate.groupingExpressions())
     # Columns that are none of the aggregate's expressions are computed of them afterwards.
-    computed = {column.exprId().id(): column.name() for column in _list(plan.output())}
+    computed = {column.exprId().id(): column.name() for column in _scala_list(plan.output())}
     keys: dict[int, str] = {}
     values: dict[str, Any] = {}
-    for expression in _list(aggregate.aggregateExpressions()):
+    for expression in _scala_list(aggregate.aggregateExpressions()):
         name = computed.pop(expression.exprId().id(), None)
         if name is None:
             continue
-        inner = expression.child() if _name(expression) == "Alias" else expression
+        inner = expression.child() if _class_name(expression) == "Alias" else expression
         numbers = [number for number, key in enumerate(grouping) if key.semanticEquals(inner)]
         if numbers:
             keys[numbers[0]] = name
@@ -210,18 +210,18 @@ def used_columns(query: DataFrame) -> set[str]:
     nodes = [analysed(query)]
     while nodes:
         node = nodes.pop()
-        if _name(node) == LEAF:
+        if _class_name(node) == LEAF:
             continue
-        used |= {column.name() for column in _list(node.references().toSeq())}
-        nodes += _list(node.children())
-        nodes += _list(node.subqueries())
+        used |= {column.name() for column in _scala_list(node.references().toSeq())}
+        nodes += _scala_list(node.children())
+        nodes += _scala_list(node.subqueries())
     return used
 
 
 def _skip_row_wise(node: Any) -> tuple[list[Any], Any]:
     """Return the nodes from this one downwards that make one row of one, and the first other node."""
     row_wise = []
-    while _name(node) in ROW_WISE:
+    while _class_name(node) in ROW_WISE:
         row_wise.append(node)
         node = node.child()
     return row_wise, node
@@ -229,13 +229,13 @@ def _skip_row_wise(node: Any) -> tuple[list[Any], Any]:
 
 def _table_column(plan: Any, leaf: Any) -> str:
     """Return the column of a plan that is the relation's `table`; an empty text if there is none."""
-    tables = {column.exprId().id() for column in _list(leaf.output()) if column.name() == VIEW_TABLE_COLUMN}
-    return next((str(column.name()) for column in _list(plan.output()) if column.exprId().id() in tables), "")
+    tables = {column.exprId().id() for column in _scala_list(leaf.output()) if column.name() == VIEW_TABLE_COLUMN}
+    return next((str(column.name()) for column in _scala_list(plan.output()) if column.exprId().id() in tables), "")
 
 
 def _aggregate_function(expression: Any) -> str:
     """Return the name of the aggregate function that an expression is; an empty text if it is none, or distinct."""
-    if expression is None or _name(expression) != "AggregateExpression" or expression.isDistinct():
+    if expression is None or _class_name(expression) != "AggregateExpression" or expression.isDistinct():
         return ""
     return str(expression.aggregateFunction().prettyName())
 
@@ -244,17 +244,17 @@ def _is_count_of(count: Any, average: Any) -> bool:
     """Return whether an aggregate counts the values that an average is of, in the same rows."""
     if _aggregate_function(count) != "count":
         return False
-    counted = _list(count.aggregateFunction().children())
-    (averaged,) = _list(average.aggregateFunction().children())
+    counted = _scala_list(count.aggregateFunction().children())
+    (averaged,) = _scala_list(average.aggregateFunction().children())
     if len(counted) != 1 or not averaged.semanticEquals(counted[0]):
         return False
     return str(average.filter().toString()) == str(count.filter().toString())
 
 
-def _name(node: Any) -> str:
+def _class_name(node: Any) -> str:
     return str(node.getClass().getSimpleName())
 
 
-def _list(sequence: Any) -> list[Any]:
+def _scala_list(sequence: Any) -> list[Any]:
     """Return the elements of a sequence of Scala."""
     return [sequence.apply(index) for index in range(sequence.size())]

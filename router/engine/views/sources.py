@@ -52,7 +52,7 @@ class File(NamedTuple):
         return unquote(self.path)
 
     @property
-    def simple(self) -> bool:
+    def is_read_by_path(self) -> bool:
         """Return whether Spark reads it by its path: it is in the table's folder, and is no pattern of names."""
         return re.fullmatch(r"[\w.=+-]+", self.name, re.ASCII) is not None
 
@@ -65,19 +65,19 @@ class Snapshot:
     table: Any
 
     @cached_property
-    def _pinned(self) -> Any:
+    def _pinned_table(self) -> Any:
         """Return delta-rs's own table, at the version that counts from now on."""
         return self.table if isinstance(self.table, SparkTable) else self.table.newest_table()
 
-    def pin(self) -> None:
+    def pin_version(self) -> None:
         """Fix the version to the newest that delta-rs has now; that takes milliseconds."""
-        _ = self._pinned
+        _ = self._pinned_table
 
     @property
     def version(self) -> int:
         """Return the version that it had when it was opened, or that it is pinned to."""
         # A cached property is among the attributes once it was read.
-        table = self._pinned if "_pinned" in vars(self) else self.table
+        table = self._pinned_table if "_pinned" in vars(self) else self.table
         return int(table.version())
 
     @property
@@ -93,7 +93,7 @@ class Snapshot:
         return delta_schema(to_arrow(self.table))
 
     @cached_property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Return whether the table's files, read by the columns' names, are all of it."""
         if isinstance(self.table, SparkTable):
             return False
@@ -104,13 +104,13 @@ class Snapshot:
         return not metadata.partition_columns and features <= READ_BY_NAME
 
     @property
-    def short(self) -> str:
+    def short_name(self) -> str:
         """Return the name without its layer."""
         return self.name.partition(".")[2]
 
     def files(self) -> list[File]:
         """Return the data files of a plain table, at the version that is pinned by it."""
-        actions: Any = pa.table(self._pinned.get_add_actions())
+        actions: Any = pa.table(self._pinned_table.get_add_actions())
         return [File(path) for path in actions.column("path").to_pylist()]
 
 
@@ -119,7 +119,7 @@ class PastSnapshot(Snapshot):
     """A version of a table that was opened at just this version, which may not be the newest."""
 
     @cached_property
-    def _pinned(self) -> Any:
+    def _pinned_table(self) -> Any:
         return self.table
 
 
@@ -127,8 +127,8 @@ class PastSnapshot(Snapshot):
 class PlannedTable(Snapshot):
     """A table without a row, as a route or a view will make it; its name may be a template.
 
-    `writer` is the route or view as `origin` calls it; an empty text for the router's own tables. `planned` are the
-    columns, None if they are not known.
+    `writer` is the route or view as `source_origin` calls it; an empty text for the router's own tables. `planned` are
+    the columns, None if they are not known.
     """
 
     table: Any = None
@@ -141,7 +141,7 @@ class PlannedTable(Snapshot):
         return delta_schema(self.planned)
 
     @cached_property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Return that its files are all of it: it has none."""
         return True
 
@@ -173,7 +173,7 @@ class Changes:
 
 def changes_since(lake: Lake, table: Snapshot, version: int) -> Changes | None:
     """Return what has changed since a version; None if commits or files are gone, or if the table is not plain."""
-    if not table.plain or version > table.version:
+    if not table.is_plain or version > table.version:
         return None
     added: dict[str, File] = {}
     removed: set[str] = set()
@@ -196,7 +196,7 @@ def changes_since(lake: Lake, table: Snapshot, version: int) -> Changes | None:
         return None  # expired; a log that is damaged cannot be opened
     changes = Changes(tuple(sorted(added.values())), tuple(File(path) for path in sorted(removed)))
     files = (*changes.added, *changes.removed)
-    if not all(file.simple for file in files) or not _all_exist(lake, table.name, files):
+    if not all(file.is_read_by_path for file in files) or not _all_exist(lake, table.name, files):
         return None
     return changes
 
@@ -206,7 +206,7 @@ def replaced_by(lake: Lake, table: Snapshot) -> tuple[File, ...] | None:
 
     delta-rs finds the same files in milliseconds: for hundreds of tables that takes longer than reading them.
     """
-    if not table.plain:
+    if not table.is_plain:
         return None
     (commit,) = log_commits(lake, table.name, [table.version])
     mode = commit.notes.get("operationParameters", {}).get("mode")
@@ -231,7 +231,7 @@ class Relation(NamedTuple):
     conflicts: dict[str, str]
 
 
-def together(tables: Iterable[Snapshot]) -> Relation:
+def common_relation(tables: Iterable[Snapshot]) -> Relation:
     """Return the columns of tables by name, whatever its case, each in the type that holds all its values.
 
     A column that some lack is null in these. One whose types no type holds together is in the conflicts.
@@ -276,7 +276,7 @@ class ViewTables:
     """The tables of a configuration's views. `cache` opens tables, and keeps them open.
 
     `writers`: (table, what the view reads) -> the writers of the table. A log is read to the first one that is wanted.
-    `planned`: (writer, name) -> tables as they will be; of those that are there, other columns (`Refresher.plan`).
+    `planned`: (writer, name) -> tables as they will be; of those that are there, other columns (`Refresher.plan_view`).
     """
 
     config: Config
@@ -285,13 +285,13 @@ class ViewTables:
     writers: dict[tuple[str, str], LogWriters] = field(default_factory=dict)
     planned: dict[tuple[str, str], PlannedTable] = field(default_factory=dict)
 
-    def plan(self, table: PlannedTable) -> None:
+    def plan_table(self, table: PlannedTable) -> None:
         """Let a table count as it will be, for the plans of views."""
         self.planned[table.writer, table.name] = table
 
     def sources_as_planned(self, view: View, tables: Mapping[str, Snapshot]) -> dict[str, Snapshot]:
         """Return the tables that a view will read, with those that are there as they will be."""
-        reads = origin(view)
+        reads = source_origin(view)
         sources = {**tables}
         for planned in self.planned.values():
             if reads:
@@ -316,12 +316,12 @@ class ViewTables:
                     joined[name] = planned.instead_of(joined[name]) if name in joined else replace(planned, name=name)
         return joined
 
-    def sources(self, view: View, accepted: Iterable[str] = ()) -> ViewSources:
+    def open_sources(self, view: View, accepted: Iterable[str] = ()) -> ViewSources:
         """Return the tables that a view reads; without those of `accepted` that cannot be read.
 
         Raises ViewError if another one cannot be read, or if two are alike; TableError if a log is damaged.
         """
-        candidates = self.opened(view, self.names(view), accepted)
+        candidates = self.open_existing(view, self.table_names(view), accepted)
         with ThreadPoolExecutor(THREADS) as pool:
             are_written = [*pool.map(lambda table: self._is_written(view, table), candidates.values())]
         tables: dict[str, Snapshot] = {}
@@ -333,9 +333,9 @@ class ViewTables:
                 others[name] = table
         by_short_name: dict[str, str] = {}
         for name, table in tables.items():
-            other = by_short_name.setdefault(table.short, name)
+            other = by_short_name.setdefault(table.short_name, name)
             if other != name:
-                raise ViewError(view.name, f"{other} and {name} would both be `{table.short}`; see `except`")
+                raise ViewError(view.name, f"{other} and {name} would both be `{table.short_name}`; see `except`")
         return ViewSources(tables, others)
 
     def _is_written(self, view: View, table: Snapshot) -> bool:
@@ -345,22 +345,22 @@ class ViewTables:
         wrote until its configuration changed: its log contains its writers.
         """
         source = view.source
-        if source.tables or table.name in self._named(view):
+        if source.tables or table.name in self._table_templates(view):
             return True
         wanted = self._wanted_writers(view, table.name)
-        place = (table.name, origin(view))
+        place = (table.name, source_origin(view))
         writers = self.writers.get(place)
         query = self.config.name
         if writers is None or writers.id != table.id:
             writers = read_writers(self.lake, query, table.name, table.table, wanted)
-        elif writers.version < table.version and not writers.has(wanted):
+        elif writers.version < table.version and not writers.has_writer(wanted):
             try:
                 writers = read_on(self.lake, query, table.name, writers, table.version)
             except TableError:
                 # Its commits were deleted meanwhile.
                 writers = read_writers(self.lake, query, table.name, table.table, wanted)
         self.writers[place] = writers
-        return writers.has(wanted)
+        return writers.has_writer(wanted)
 
     def is_repaired(self, table: Snapshot) -> bool:
         """Return whether a repair of the router has written the rows of a table. Raises TableError."""
@@ -378,7 +378,7 @@ class ViewTables:
                 writers.add(sink_writer(route, name))
         return frozenset(writers)
 
-    def opened(self, view: View, names: Iterable[str], accepted: Iterable[str] = ()) -> dict[str, Snapshot]:
+    def open_existing(self, view: View, names: Iterable[str], accepted: Iterable[str] = ()) -> dict[str, Snapshot]:
         """Return the tables that exist, by name; without those of `accepted` that cannot be read.
 
         Raises ViewError if another one cannot be read.
@@ -397,10 +397,10 @@ class ViewTables:
                 snapshots[name] = Snapshot(name, table)
         return snapshots
 
-    def names(self, view: View) -> list[str]:
+    def table_names(self, view: View) -> list[str]:
         """Return the names of the existing tables that a view may read, sorted."""
         is_source = self.is_source(view)
-        patterns = [*self._named(view), *view.source.tables]
+        patterns = [*self._table_templates(view), *view.source.tables]
         names = []
         for layer in self.lake.layer_names():
             # Listing a layer takes long if it has many tables.
@@ -411,7 +411,7 @@ class ViewTables:
     def is_source(self, view: View) -> Callable[[str], bool]:
         """Return a function that decides by its name whether a view may read a table. Looks at no file."""
         source = view.source
-        named = self._named(view)
+        named = self._table_templates(view)
         patterns = [template_pattern(template) for template in named]
         others = self.config.fixed_tables() - set(named)
         own = template_pattern(view.into)
@@ -425,23 +425,23 @@ class ViewTables:
 
         return is_source
 
-    def _named(self, view: View) -> list[str]:
+    def _table_templates(self, view: View) -> list[str]:
         """Return the templates of the tables that are written by the route or view that a view reads."""
         if view.source.view:
             return [other.into for other in self.config.views if other.name == view.source.view]
         if view.source.route:
-            return list(_templates(self.config, view.source.route))
+            return list(_route_templates(self.config, view.source.route))
         return []
 
 
-def origin(view: View) -> str:
+def source_origin(view: View) -> str:
     """Return the route or the view that a view reads; an empty text if it reads tables by their names."""
     if view.source.route:
         return f"route {view.source.route}"
     return f"view {view.source.view}" if view.source.view else ""
 
 
-def _templates(config: Config, route: str) -> Iterator[str]:
+def _route_templates(config: Config, route: str) -> Iterator[str]:
     """Yield the names of the tables of a route. Raises StartError if a sink takes them from its rows only."""
     for candidate in config.routes:
         if candidate.name != route:

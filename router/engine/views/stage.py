@@ -89,7 +89,7 @@ def stage_rows(
 
     With `spread` the tables of a template are spread over tasks, each table in one.
     """
-    frame = rows.withColumns({TARGET: target_name(view.into), HASH: row_hash(rows), **violations(view)})
+    frame = rows.withColumns({TARGET: target_name(view.into), HASH: row_hash(rows), **violation_columns(view)})
     if spread and "{" in view.into:
         frame = frame.repartition(rows.sparkSession.sparkContext.defaultParallelism, TARGET)
     checks = [_Check(expectation.name, expectation.otherwise == "drop") for expectation in view.expect]
@@ -109,7 +109,7 @@ def target_name(into: str) -> Column:
     return F.concat(*parts)
 
 
-def violations(view: View) -> dict[str, Column]:
+def violation_columns(view: View) -> dict[str, Column]:
     """Return a column for each expectation: true if a row violates it. One that cannot be evaluated is violated."""
     columns = {}
     for number, expectation in enumerate(view.expect):
@@ -120,12 +120,12 @@ def violations(view: View) -> dict[str, Column]:
 def _staging_task(staging: Staging, columns: list[str], target: str, number: int, checks: list[_Check]) -> Any:
     """Return the function of one task, for mapInArrow: it stages rows by table, and reports files and counts."""
 
-    def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def stage_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         writer = staging.open_writer(number, attempt_name())
         tables: dict[str, StagedTable] = defaultdict(StagedTable)
         try:
             for batch in gather_batches(batches, min(GATHERED_BYTES, staging.buffer_bytes // 2)):
-                kept = _check(batch, checks, tables)
+                kept = _check_expectations(batch, checks, tables)
                 for table, rows, hash_sum in _by_table(kept, columns):
                     tables[table].add_rows(rows.num_rows, hash_sum)
                     if not tables[table].refused:
@@ -146,10 +146,10 @@ def _staging_task(staging: Staging, columns: list[str], target: str, number: int
         texts = [json.dumps(report) for report in reports]
         yield pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], names=["report"])
 
-    return stage
+    return stage_batches
 
 
-def _check(batch: pa.RecordBatch, checks: list[_Check], tables: dict[str, StagedTable]) -> pa.RecordBatch:
+def _check_expectations(batch: pa.RecordBatch, checks: list[_Check], tables: dict[str, StagedTable]) -> pa.RecordBatch:
     """Count the rows that violate expectations, by table; return those that none of these drops."""
     dropped = pa.repeat(pa.scalar(False), batch.num_rows)
     for number, check in enumerate(checks):

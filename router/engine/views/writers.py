@@ -35,7 +35,7 @@ class LogWriters:
     version: int
     writers: frozenset[str]
 
-    def has(self, wanted: frozenset[str]) -> bool:
+    def has_writer(self, wanted: frozenset[str]) -> bool:
         """Return whether one of some writers has written the table.
 
         A table that Spark made in a repair, and that no sink has written since, has no writer but the repair once its

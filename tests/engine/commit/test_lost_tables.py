@@ -252,7 +252,7 @@ def test_the_audit_knows_a_table_of_merges_of_long_ago(place: Place) -> None:
     """Without it a table is missed only as long as the marks of its last batches are kept."""
     for batch in range(LAST + 1):
         place.store.write(f"applied/{RUN}/{batch:010}.json", b"{}")
-    MergedTables(place.store, "keyed/upsert").note(["silver.profiles"])
+    MergedTables(place.store, "keyed/upsert").note_tables(["silver.profiles"])
     place.delete("silver.profiles")
 
     (audit,) = verify_tables(place.config, ["silver.profiles"])

@@ -20,7 +20,7 @@ from router.delta.transaction_id import parse_transaction_id
 from router.engine.quarantine.table import list_quarantined, pending_releases, write_approval
 from router.engine.reprocess.backfill import Backfill, RecordRange
 from router.engine.reprocess.replay import DeadLetterFilter, DeadLetterReplay
-from router.engine.views.schedule import refresher
+from router.engine.views.schedule import create_refresher
 from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Delta, Tables, Upsert
@@ -167,7 +167,7 @@ def played(make_query: MakeQuery, spark: SparkSession, folder: Path) -> Recorder
     life.repair("silver.fish", "silver.chess", "silver.newest")
     life.record("repairs")
     query = life.query
-    refresher(query.config, query.spark, query.lake, query.store).refresh(view)
+    create_refresher(query.config, query.spark, query.lake, query.store).refresh_view(view)
     life.record("a view")
 
     late = Route(name="late", match=Sql(where="true"), sinks=(Delta(table="silver.late"),))

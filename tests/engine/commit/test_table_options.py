@@ -142,7 +142,7 @@ def test_a_table_cannot_be_divided_by_everything(make_query: MakeQuery, tmp_path
         route = Route(name="games", match=Sql(where="true"), sinks=(sink,))
         query = make_query(tmp_path, decode=Json(schema=DDL), routes=(route,))
         with pytest.raises(StartError, match=what):
-            query.batches.decider.planner.plan(query.spark.createDataFrame(events(0)))
+            query.batches.decider.planner.plan_batch(query.spark.createDataFrame(events(0)))
     with pytest.raises(ValidationError, match="topic, partition, not offset"):
         Bronze(table="bronze.all", partition_by=("offset",))
 

@@ -153,7 +153,7 @@ def test_a_broken_part_is_named_by_the_check_and_at_the_start(
     with pytest.raises(ConfigError) as checked:
         check_plan(loaded, registry, spark)
     with pytest.raises(PluginError) as started:
-        Planner(loaded.config, loaded.config.decode).plan(spark.createDataFrame([], RECORD_SCHEMA))
+        Planner(loaded.config, loaded.config.decode).plan_batch(spark.createDataFrame([], RECORD_SCHEMA))
 
     (problem,) = checked.value.problems
     assert (problem.path, problem.what) == (path, f"plugin {plugin}: {text}")
@@ -196,4 +196,4 @@ def test_an_expression_that_spark_refuses_is_named_with_its_route(
     loaded = load_config(tmp_path / "games.yaml", load_registry(), environ={}, text=text)
 
     with pytest.raises(StartError, match=r"route italy has an expression that Spark refuses: .*check FILE --plan"):
-        Planner(loaded.config, loaded.config.decode).plan(spark.createDataFrame([], RECORD_SCHEMA))
+        Planner(loaded.config, loaded.config.decode).plan_batch(spark.createDataFrame([], RECORD_SCHEMA))

@@ -105,7 +105,7 @@ def played(make_query: MakeQuery, folder: Path) -> Query:
 
 
 def left_to_spark(query: Query) -> dict[str, str]:
-    return query.batches.decider.planner.plan(query.spark.createDataFrame(query.taken[0])).stages.routes_by_spark
+    return query.batches.decider.planner.plan_batch(query.spark.createDataFrame(query.taken[0])).stages.routes_by_spark
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ def route(sql: str = "true", name: str = "r", sinks: tuple[Sink, ...] = (), **mo
 
 def labels(planned: Plan, *columns: str) -> list[Any]:
     """Return label columns in the order of the offsets; `row.field` is a field of a struct."""
-    frame, labelling = planned.frame(planned.raw)
+    frame, labelling = planned.frame_for_landing(planned.raw)
     (batch,) = frame.orderBy("offset").toArrow().combine_chunks().to_batches()
     rows = label_records(batch, labelling, {}).to_pylist()
     found = [tuple(_at(row, column) for column in columns) for row in rows]
@@ -70,7 +70,7 @@ def planned(spark: SparkSession) -> Callable[..., Plan]:
 
     def planned(*routes: Route, **settings: Any) -> Plan:
         made = config(*routes, **settings)
-        return Planner(made, made.decode).plan(raw)
+        return Planner(made, made.decode).plan_batch(raw)
 
     return planned
 
@@ -219,7 +219,7 @@ def test_a_record_is_decoded_once(planned: Callable[..., Plan], routes: int) -> 
         *[route(f"event.n > {i}", f"r{i}", select=("event.*", "event.n + 1 AS more")) for i in range(routes)]
     )
 
-    optimised = found.frame(found.raw)[0]._jdf.queryExecution().optimizedPlan().toString()
+    optimised = found.frame_for_landing(found.raw)[0]._jdf.queryExecution().optimizedPlan().toString()
 
     assert optimised.count("from_json(") == 1
 
@@ -263,7 +263,7 @@ def test_a_planner_follows_the_schema_of_the_events(spark: SparkSession) -> None
     planner, schemas = Planner(config(route()), config(route()).decode), []
     for decoder in [*decoders, decoders[0]]:
         planner.decoder = decoder
-        (target,) = planner.plan(raw).layout.targets
+        (target,) = planner.plan_batch(raw).layout.targets
         schemas.append(target.schema.names)
 
     assert schemas == [["n"], ["n", "more"], ["n"]]
@@ -280,7 +280,7 @@ def test_every_batch_has_the_same_plan(
     """Without it Spark compiles the plan for each batch, since a constant in it is another one."""
     raw = spark.createDataFrame(records(VALUES))
     planner = Planner(config(route(sql)), DECODERS[decoded])
-    frame, _ = planner.plan(raw, arrival=987654321).frame(raw)
+    frame, _ = planner.plan_batch(raw, arrival=987654321).frame_for_landing(raw)
 
     frame.explain(extended=True)
 

@@ -22,7 +22,7 @@ from router.config.models import Route, View
 from router.engine.audit.verify import verify_tables
 from router.engine.checkpoint_store import LearntSchemas
 from router.engine.label.layout import quarantine_of
-from router.engine.views.schedule import refresher
+from router.engine.views.schedule import create_refresher
 from router_decoders import Avro, Protobuf
 from router_rules import Sql
 from router_schemas.model import RegisteredSchema, ResolvedSchema
@@ -393,8 +393,8 @@ def test_a_version_that_is_registered_stops_no_other_table(
             taken += RECORDS
         assert query is not None
         found = [*check(query, taken)]
-        refreshed = refresher(query.config, spark, query.lake, query.batches.store)
-        refreshed.refresh(views[0])
+        refreshed = create_refresher(query.config, spark, query.lake, query.batches.store)
+        refreshed.refresh_view(views[0])
     assert not found, "\n".join([*told, *map(str, routes), *found])
 
 

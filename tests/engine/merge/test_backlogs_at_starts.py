@@ -58,7 +58,7 @@ def mend(query: Query, *games: str) -> None:
 
 
 def backlog(query: Query) -> dict[str, int]:
-    return {table: found.rows for table, found in BacklogStore(query.store, KEY).now().items()}
+    return {table: found.rows for table, found in BacklogStore(query.store, KEY).read_now().items()}
 
 
 def booked(query: Query) -> dict[str, int]:
@@ -103,8 +103,8 @@ def test_a_start_merges_what_waits(make_query: Any, tmp_path: Path, commit: str)
 
 STEPS = {
     "tables": (MergeCoordinator, "_commit_dead_letters"),
-    "dead letters": (MergeCoordinator, "_balanced"),
-    "note": (BacklogStore, "note"),
+    "dead letters": (MergeCoordinator, "_balance_counts"),
+    "note": (BacklogStore, "write_backlog"),
     "ledger": (ledger, "append"),
 }
 

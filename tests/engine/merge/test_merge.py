@@ -25,7 +25,7 @@ from router.engine.merge.delta_spark import (
     REPORT,
     REPORT_JSON,
     DecisionInput,
-    answers,
+    decide_answers,
 )
 from tests.delta.model import BEGIN, Record, lane
 
@@ -60,7 +60,7 @@ def done(job: MergeJob, given: pa.Table) -> MergeOutcomes:
     found = MergeOutcomes()
     for reports in merge_task(job)(iter(given.to_batches(max_chunksize=2))):
         for report in reports.column("report").to_pylist():
-            found.add(json.loads(report))
+            found.add_report(json.loads(report))
     return found
 
 
@@ -156,7 +156,7 @@ def test_what_spark_is_to_write_is_decided_like_everything_else() -> None:
     given = pa.concat_tables(
         [taken, pa.table({HELD_VERSION: pa.array([state | flags, None], kind)}).slice(0, 1)], promote_options="default"
     )
-    found = pa.concat_tables(answers(question, given)).to_pylist()
+    found = pa.concat_tables(decide_answers(question, given)).to_pylist()
 
     assert [(row["__op"], row["k"], row["v"]) for row in found if row["__op"] < REFUSED_ROW] == [
         (1, "a", 6),

@@ -34,7 +34,7 @@ class Shared(Histories):
 
     def _cut_off(self, patch: pytest.MonkeyPatch) -> None:
         super()._cut_off(patch)
-        patch.setattr(TableMerge, "_remember", killed)
+        patch.setattr(TableMerge, "_remember_deletions", killed)
 
     def _upsert(self, batch: int) -> Any:
         if not self.by_spark:
@@ -44,7 +44,7 @@ class Shared(Histories):
         rows = self.batches[batch]
         events = self.spark.createDataFrame(rows.append_column("_table", pa.array([TABLE] * len(rows))))
         found = MergeOutcomes()
-        SparkMerger(self.spark, self.lake, job).merge(events, found)
+        SparkMerger(self.spark, self.lake, job).merge_tables(events, found)
         if found.failed:
             assert "killed" in found.failed[TABLE], found.failed
             raise Killed

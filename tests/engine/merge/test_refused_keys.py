@@ -99,7 +99,7 @@ def _audits(query: Query) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("owner", "step"), [(RefusedKeys, "note"), (MergeCoordinator, "_balanced")], ids=["note", "merge"]
+    ("owner", "step"), [(RefusedKeys, "note_reasons"), (MergeCoordinator, "_balance_counts")], ids=["note", "merge"]
 )
 def test_a_retry_reads_the_note(
     make_query: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, step: str

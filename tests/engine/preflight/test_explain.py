@@ -57,7 +57,7 @@ def file(tmp_path: Path) -> Path:
     lake.write("_router/games/spark/metadata", b'{"id": "run-7"}')
     waits = {"silver.uno": Backlog(2, {"profiles": {0: (5, 6)}}, "it was broken by hand")}
     store = CheckpointStore(Lake.at(str(tmp_path / "lake/_router/games")))
-    BacklogStore(store, "profiles/upsert").note("games:run-7", 4, {}, waits)
+    BacklogStore(store, "profiles/upsert").write_backlog("games:run-7", 4, {}, waits)
     path = tmp_path / "games.yaml"
     path.write_text(TEXT.format(lake=lake.root))
     return path

@@ -18,7 +18,7 @@ from router.engine.label.planner import Planner
 from router.engine.preflight.check import check_lake
 from router.engine.preflight.lake_changes import LakeChanges, refuse_changes, tell_changes
 from router.engine.stream import run
-from router.engine.views.schedule import refresher
+from router.engine.views.schedule import create_refresher
 from router.record import RECORD_SCHEMA
 from router.registry import load_registry
 from router_decoders import Json
@@ -199,7 +199,7 @@ def test_a_type_that_no_table_takes_is_found(make_query: MakeQuery, tmp_path: Pa
     def changes(ddl: str) -> list[Change]:
         config = query.restarted(decode=Json(schema=ddl)).config
         planner = Planner(config, config.decode, quiet=True)
-        layout = planner.plan(query.spark.createDataFrame([], RECORD_SCHEMA)).layout
+        layout = planner.plan_batch(query.spark.createDataFrame([], RECORD_SCHEMA)).layout
         compared = LakeChanges(config, TableCache(query.lake), query.store.checkpoint)
         return [*compared.changed_types(layout, named_by_rows=True)]
 
@@ -297,14 +297,14 @@ def test_a_view_that_has_changed_is_computed_in_full(
     about = {"name": "sums", "from": "silver.all", "into": "gold.sums"}
     view = View.model_validate({**about, "sql": "SELECT game, count(*) AS many FROM source GROUP BY game"})
     made = query.restarted(views=(view,))
-    by = refresher(made.config, made.spark, made.lake, made.store)
+    by = create_refresher(made.config, made.spark, made.lake, made.store)
     assert severities([*changes_of(made).changed_views(by)]) == [("safe", ("views", 0))]
-    by.refresh(view)
+    by.refresh_view(view)
     assert [*changes_of(made).full_views(by)] == []
 
     other = View.model_validate({**about, "sql": "SELECT game, max(n) AS most FROM source GROUP BY game"})
     after = made.restarted(views=(other,))
-    changed = [*changes_of(after).changed_views(refresher(after.config, after.spark, after.lake, after.store))]
+    changed = [*changes_of(after).changed_views(create_refresher(after.config, after.spark, after.lake, after.store))]
     assert severities(changed) == [("safe", ("views", 0))]
     caplog.clear()
     with caplog.at_level(logging.INFO, "router"):
@@ -318,7 +318,7 @@ def test_a_view_does_not_take_the_table_of_another_configuration(make_query: Mak
     query.take(records(EVENTS))
     about = {"from": "silver.all", "into": "gold.sums", "sql": "SELECT game, count(*) AS many FROM source GROUP BY 1"}
     made = query.restarted(views=(View.model_validate({"name": "sums", **about}),))
-    refresher(made.config, made.spark, made.lake, made.store).refresh(made.config.views[0])
+    create_refresher(made.config, made.spark, made.lake, made.store).refresh_view(made.config.views[0])
     refuse_changes(changes_of(made), frozenset())
 
     other = made.restarted(name="shop", views=(View.model_validate({"name": "totals", **about}),))

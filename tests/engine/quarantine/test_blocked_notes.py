@@ -15,7 +15,7 @@ from router.engine.checkpoint_store import CheckpointStore, Manifest
 from router.engine.commit.committers import Committers
 from router.engine.quarantine.table import Quarantine, pause_after
 from router.engine.status.board import StatusBoard
-from router.engine.status.findings import findings
+from router.engine.status.findings import find_troubles
 from router.errors import line_of
 from router_decoders import Json
 from router_sinks import Tables
@@ -46,12 +46,12 @@ def test_the_log_says_of_a_blocked_table_what_the_page_does(
     lake, store = Lake.at(config.lake), CheckpointStore(Lake.at(config.checkpoint_path()), RUN)
     nothing: Any = None
     board = StatusBoard("games")
-    board.enter("running")
+    board.enter_state("running")
     blocked = {"games/tables/silver.uno": cause}
     Quarantine(config, lake, store, Committers(lake, nothing), f"games:{RUN}").note_blocked(blocked)
     manifest = Manifest(batch=0, config="", targets=(), commits=(), partitions=())
     board.carried_out(manifest, {}, blocked)
-    (finding,) = findings(board.snapshot(), "FILE", 600.0, time.time())
+    (finding,) = find_troubles(board.snapshot(), "FILE", 600.0, time.time())
     assert caplog.messages == [f"games: {line_of(finding.text, finding.command)}"]
     assert finding.command in ("router rebuild FILE silver.uno", "router tables FILE")
 

@@ -20,7 +20,7 @@ from router.config.loader import Loaded, load_config
 from router.engine.checkpoint_store import lake_and_checkpoint
 from router.engine.commit.committers import Committers
 from router.engine.start.lost_records import LostRecords
-from router.engine.status.findings import findings
+from router.engine.status.findings import find_troubles
 from router.engine.status.lake_board import LakeBoard
 from router.engine.stream import RunOptions, run
 from router.registry import load_registry
@@ -113,10 +113,10 @@ def test_other_topics_continue(spark: SparkSession, broker: EmbeddedKafka, tmp_p
     assert lives(spark, tmp_path, f"{name}-b") == {"first": 15}
 
     board = LakeBoard(configuration.config, brief=True)
-    board.read()
+    board.read_lake()
     snapshot = board.snapshot()
     assert snapshot.held_topics == (f"{name}-a",)
-    sentences = [finding.text for finding in findings(snapshot, "games.yaml", 600.0, 0.0)]
+    sentences = [finding.text for finding in find_troubles(snapshot, "games.yaml", 600.0, 0.0)]
     assert any(f"{name}-a was deleted and created again" in sentence for sentence in sentences)
 
     # A batch later it is still held, though Spark's offsets have passed its records.

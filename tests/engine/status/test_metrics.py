@@ -46,25 +46,25 @@ def board(tmp_path: Path) -> StatusBoard:
     made = StatusBoard("games")
     file = tmp_path / "expected.yaml"
     file.write_text(EXPECTED)
-    made.configured(load_config(file, load_registry(), environ={}).config)
-    made.enter("running")
+    made.note_configuration(load_config(file, load_registry(), environ={}).config)
+    made.enter_state("running")
     made.source_is_at({("events", 0): 25}, {("events", 0): 30})
-    made.finished(BatchReport("games", 0, 10, 9, 1, 2, 3, 2, 4, {"land": 1.5}, routes={HOSTILE: {"landed": 6}}))
+    made.note_report(BatchReport("games", 0, 10, 9, 1, 2, 3, 2, 4, {"land": 1.5}, routes={HOSTILE: {"landed": 6}}))
     made.dead_letters_are({("schema", HOSTILE, "", "amount"): 3, ("decode", "", "", "no JSON"): 4})
     waiting = [QuarantineStatus(f"{HOSTILE}{number}", "games", "tables", "table", number) for number in range(1, 5)]
     made.quarantine_is(waiting)
     file = StagedFile("r/s", HOSTILE, "part-0.parquet", 10, 3, ("a",), "{}")
     work = TableCommit("r/s", HOSTILE, "games:run/r/s", 0, (file,), "{}")
     ages = TableAges((1, *[0] * 11), seconds=0.4, newest=1_700_000_000.0)
-    made.staged(0, time.time(), {work.note_key: ages})
+    made.note_ages(0, time.time(), {work.note_key: ages})
     counts = {"read": 10, "matched": {"games": 9}, "violated": {"games/numbered": 2}}
     blank = {"failed": 0, "bare": 0, "unmatched": 0, "refused": {}, "dropped": {}, "landed": {}, "rejected": {}}
     part = Partition(topic="events", partition=0, first=0, last=9, **blank, **counts)  # type: ignore[arg-type]
     made.carried_out(Manifest(0, "configuration", ("r/s",), (work,), (part,)), {}, {})
     target = ViewTarget(1, "id", None, 10, {"many": 2})
     made.view_refreshed("sessions", Note(targets={"gold.a": target}, at="2023-11-14T22:13:20+00:00", seconds=1.5))
-    made.waited("games/rest", [(1_700_000_000.0, 7)])
-    made.sent("games/rest", Applied(2, 1))
+    made.note_waiting_rows("games/rest", [(1_700_000_000.0, 7)])
+    made.note_sent("games/rest", Applied(2, 1))
     made.api_is("games/rest", ApiState(True, 0.5, {"ok": 3, "timed out": 2}))
     return made
 

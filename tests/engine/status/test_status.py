@@ -60,7 +60,7 @@ def report(batch: int) -> BatchReport:
 @pytest.fixture
 def board() -> StatusBoard:
     made = StatusBoard("games")
-    made.enter("running")
+    made.enter_state("running")
     return made
 
 
@@ -89,9 +89,9 @@ def samples(board: StatusBoard, at_most: int = 500) -> dict[tuple[str, str], flo
 def test_a_batch_is_seen_in_status_and_metrics(board: StatusBoard, server: StatusServer) -> None:
     """Without it nobody sees how fast a stream is, or that a table has got nothing since yesterday."""
     board.carried_out(manifest(0, "silver.uno", "silver.go"), {"r/api": Applied(2, 1)}, {})
-    board.finished(report(0))
+    board.note_report(report(0))
     board.carried_out(manifest(1, "silver.uno"), {}, {})
-    board.finished(report(1))
+    board.note_report(report(1))
     board.source_is_at({}, {("events", 0): 25, ("events", 1): 8})
 
     said = get(server, "/api/status").json()
@@ -137,7 +137,7 @@ def test_rows_that_a_sink_has_sent_count_while_its_batch_runs(board: StatusBoard
     delivered(900)
     board.carried_out(batch_of(1, landed=50), {"r/api": Applied()}, {})
     assert shown() == (0, 900, 150), "a batch of the stream is not the end of one of the sink"
-    board.sent("r/api", Applied(995, 5))
+    board.note_sent("r/api", Applied(995, 5))
     assert shown() == (995, 0, 50), "no row counts twice"
     delivered(995)
     assert shown() == (995, 0, 50)
@@ -181,10 +181,10 @@ def test_freshness_is_the_age_when_the_commit_ended(board: StatusBoard, monkeypa
         "r/s/silver.go": ages.of_rows(np.array([1])),
         "r/s/silver.bad": ages.of_rows(None),
     }
-    board.staged(0, now, by_place)
+    board.note_ages(0, now, by_place)
     monkeypatch.setattr(board_module, "FRESH_SECONDS", 7200.0)
     monkeypatch.setattr(board_module.time, "time", lambda: now + 25)
-    board.step(0, "commit", 3, 3)
+    board.note_batch_step(0, "commit", 3, 3)
     monkeypatch.setattr(board_module.time, "time", lambda: now + 3600)
     quarantined = {"r/s/silver.bad": "no rights"}
     board.carried_out(manifest(0, "silver.uno", "silver.go", "silver.bad", quarantined=quarantined), {}, quarantined)
@@ -224,22 +224,22 @@ def test_a_blocked_table_is_named_until_it_can_be_written(board: StatusBoard) ->
 
 def test_a_wait_has_a_cause_until_a_batch_goes_on(board: StatusBoard, server: StatusServer) -> None:
     """Without it an operator sees that nothing comes, and not why."""
-    board.enter("waiting", "no broker answers at 127.0.0.1:9092")
+    board.enter_state("waiting", "no broker answers at 127.0.0.1:9092")
     since = board.snapshot().since
-    board.enter("waiting", "no broker answers at 127.0.0.1:9092")
+    board.enter_state("waiting", "no broker answers at 127.0.0.1:9092")
     assert board.snapshot().since == since, "it waits since the first try"
     assert get(server, "/healthz").status_code == 200, "what it waits for has a name"
     assert get(server, "/readyz").status_code == 503
     assert "no broker answers" in get(server, "/healthz").text
 
-    board.step(3, "land", 0, 1)
+    board.note_batch_step(3, "land", 0, 1)
     assert (board.snapshot().state, board.snapshot().cause) == ("running", "")
     assert get(server, "/readyz").status_code == 200
 
 
 def test_a_stream_that_makes_no_step_is_unhealthy(board: StatusBoard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a stream whose JVM is stuck is never restarted."""
-    board.step(3, "land", 0, 1)
+    board.note_batch_step(3, "land", 0, 1)
     with StatusServer(board, Ui(address=ANY_PORT, stuck_after="10 min"), Metrics()) as server:
         assert get(server, "/healthz").status_code == 200
         now = board_module.time.time()
@@ -249,14 +249,14 @@ def test_a_stream_that_makes_no_step_is_unhealthy(board: StatusBoard, monkeypatc
         assert "batch 3, land" in answer.text
         assert get(server, "/readyz").status_code == 503
         monkeypatch.undo()
-        board.enter("failed", "the batch does not balance")
+        board.enter_state("failed", "the batch does not balance")
         assert get(server, "/healthz").status_code == 503
 
 
 def test_warnings_are_kept_and_escaped(board: StatusBoard) -> None:
     """Without it the cause of last night's trouble is in a log that nobody has any more."""
     logger = logging.getLogger("router")
-    with board.listening():
+    with board.keep_warnings():
         logger.warning("%s went away", "table\x1b[31m")
         logger.info("nothing of interest")
     logger.warning("not listened to")

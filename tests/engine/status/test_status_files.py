@@ -104,7 +104,7 @@ def test_dead_letters_are_counted_by_their_cause(board: StatusBoard, reader: Sta
     lake.delete(gone.files[0].path)
     board.carried_out(manifest(gone), {}, {})
     board.carried_out(manifest(), {"games/rest": Applied(0, 4)}, {})
-    reader.read()
+    reader.read_changes()
 
     found = {(one.stage, one.route, one.reason): one.count for one in board.snapshot().dead_letters}
     assert found == {
@@ -120,10 +120,10 @@ def test_dead_letters_are_counted_by_their_cause(board: StatusBoard, reader: Sta
 
 def test_dead_letters_of_sinks_are_rows_of_their_table(board: StatusBoard, config: Config, lake: Lake) -> None:
     """Without it one page has two numbers of dead letters, and nobody knows which is right."""
-    board.configured(config)
+    board.note_configuration(config)
     letter = {"stage": "decode", "reason": "no JSON"}
     board.carried_out(manifest(staged(lake, "/dead_letters", "ops.dead", DEAD_SCHEMA, [letter])), {}, {})
-    board.sent("games/rest", Applied(5, 3))
+    board.note_sent("games/rest", Applied(5, 3))
     (table,) = board.snapshot().tables
     assert (table.table, table.rows, table.target) == ("ops.dead", 4, "/dead_letters")
 
@@ -141,7 +141,7 @@ def test_quarantined_rows_are_read_when_they_change(
 ) -> None:
     """Without it rows wait for an approval, and nobody is asked for it."""
     monkeypatch.setattr("router.engine.status.file_reader.QUARANTINE_SECONDS", 0.0)
-    reader.read()
+    reader.read_changes()
     assert board.snapshot().quarantined == ()
 
     row = {"_table": "silver.uno", "_query": "games:run", "_batch_id": 3, "_cause": None}
@@ -149,14 +149,14 @@ def test_quarantined_rows_are_read_when_they_change(
     schema = pa.schema([*own, ("amount", pa.string())])
     rows = [{**row, "_timestamp": NOW, "amount": "x"}, {**row, "_timestamp": NOW - timedelta(hours=1), "amount": "y"}]
     write_deltalake(lake.address("quarantine.games__games__tables"), pa.Table.from_pylist(rows, schema))
-    reader.read()
+    reader.read_changes()
     (waiting,) = board.snapshot().quarantined
     assert (waiting.table, waiting.rows, waiting.waits_for) == ("silver.uno", 2, "approval")
     assert waiting.oldest == pytest.approx(NOW.timestamp() - 3600, abs=0.001)
 
     opened: list[str] = []
     monkeypatch.setattr("router.engine.status.file_reader.quarantined_in", lambda *_: opened.append("read") or [])
-    reader.read()
+    reader.read_changes()
     assert opened == [], "what has not changed is not read again"
 
 
@@ -171,16 +171,16 @@ def test_an_outbox_has_its_rows_of_before_the_start(board: StatusBoard, reader: 
     rows = [booked(10, 30), booked(20, 20), booked(5, 10), booked(-15, 9)]
     write_deltalake(lake.address("ops.ledger"), pa.Table.from_pylist(rows, LEDGER))
     board.carried_out(manifest(landed=7), {"games/rest": Applied(0, 0)}, {})
-    reader.read()
+    reader.read_changes()
     (sink,) = board.snapshot().sinks
     assert sink.backlog == 27
     assert sink.oldest == pytest.approx((NOW - timedelta(hours=20)).timestamp(), abs=0.001)
 
-    board.sent("games/rest", Applied(15, 0))
+    board.note_sent("games/rest", Applied(15, 0))
     (sink,) = board.snapshot().sinks
     assert (sink.backlog, sink.applied) == (12, 15)
     assert sink.oldest == pytest.approx((NOW - timedelta(hours=10)).timestamp(), abs=0.001)
-    board.sent("games/rest", Applied(12, 0))
+    board.note_sent("games/rest", Applied(12, 0))
     (sink,) = board.snapshot().sinks
     assert (sink.backlog, sink.oldest) == (0, None)
 
@@ -194,7 +194,7 @@ def test_a_position_is_known_before_the_first_batch(
         note = f"v1\n{{}}\n{json.dumps({'game-events': {'0': offset}})}"
         checkpoint.write(f"spark/offsets/{number}", note.encode())
     checkpoint.write("spark/commits/0", b"v1\n{}")
-    reader.read()
+    reader.read_changes()
     (partition,) = board.snapshot().partitions
     assert partition.position == 5, "batch 1 has begun, and is not processed"
 
@@ -226,7 +226,7 @@ def test_records_are_shown_only_if_the_configuration_says_so(
         letters.append({"stage": "decode", "reason": "no JSON", **record})
     board.carried_out(manifest(staged(lake, "/dead_letters", "ops.dead", DEAD_SCHEMA, letters)), {}, {})
     shown = config.model_copy(update={"ui": Ui(samples=shows_records)})
-    StatusFileReader(board, shown).read()
+    StatusFileReader(board, shown).read_changes()
 
     with StatusServer(board, Ui(address="127.0.0.1:0"), Metrics()) as server:
         answer = get(server, "/api/status?samples=true")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from router.delta.lake import DAMAGED_LOG
-from router.engine.status.findings import findings, overdue, verdict
+from router.engine.status.findings import find_troubles, overdue_findings, verdict
 from router.engine.status.snapshot import (
     BatchStatus,
     PartitionStatus,
@@ -23,7 +23,7 @@ NOW = 10_000.0
 
 def found(state: Any = "running", file: str = "games.yaml", **fields: Any) -> list[tuple[str, str]]:
     snapshot = StreamSnapshot("games", "1.0", state, since=NOW, started=NOW, **{"progress": NOW, **fields})
-    return [(finding.severity, finding.command) for finding in findings(snapshot, file, 600.0, NOW)]
+    return [(finding.severity, finding.command) for finding in find_troubles(snapshot, file, 600.0, NOW)]
 
 
 @pytest.mark.parametrize("state", ["starting", "running", "ended"])
@@ -122,7 +122,7 @@ BATCH = BatchStatus(1, NOW, 1, 1, 0, 0, 0, tables=1, files=1, seconds={})
 def test_all_is_well_only_if_that_is_known(state: Any, fields: dict[str, Any], expected: str) -> None:
     """Without it a stream that has not read a record yet says that all is well."""
     snapshot = StreamSnapshot("games", "1.0", state, since=NOW, started=NOW, progress=NOW, **fields)
-    assert verdict(snapshot, findings(snapshot, "games.yaml", 600.0, NOW)) == expected
+    assert verdict(snapshot, find_troubles(snapshot, "games.yaml", 600.0, NOW)) == expected
 
 
 ANSWERS = {"ok": 5, "failed": 0}
@@ -165,7 +165,7 @@ def test_a_sink_that_calls_nobody_while_rows_wait_is_named(
     snapshot = StreamSnapshot(
         "games", "1.0", "running", since=NOW, started=0.0, **{"progress": NOW, "sinks": (status,), **fields}
     )
-    named = [finding.text for finding in findings(snapshot, "games.yaml", 600.0, NOW)]
+    named = [finding.text for finding in find_troubles(snapshot, "games.yaml", 600.0, NOW)]
     assert [f"No call of r/api was answered for {seconds} s" in text for text in named] == [True] * bool(seconds)
 
 
@@ -181,7 +181,7 @@ def test_an_api_that_does_not_work_is_named_with_its_answer() -> None:
         failure="answers 503",
     )
     snapshot = StreamSnapshot("games", "1.0", "running", since=NOW, started=NOW, progress=NOW, sinks=(sink,))
-    (finding,) = findings(snapshot, "games.yaml", 600.0, NOW)
+    (finding,) = find_troubles(snapshot, "games.yaml", 600.0, NOW)
     assert finding.text == (
         "The API of r/api is unavailable since 02:41:40 UTC (5 min): https://api.test/wins answers 503; "
         "7 rows wait, and are sent when it answers again."
@@ -193,7 +193,7 @@ def test_rows_of_a_batch_that_has_not_ended_are_not_none(fields: dict[str, Any])
     """Without it a stuck sink of the batch has "0 rows that wait", and nobody looks."""
     sink = SinkStatus("r", "api", **fields)
     snapshot = StreamSnapshot("games", "1.0", "running", since=NOW, started=NOW, progress=NOW, sinks=(sink,))
-    (finding,) = findings(snapshot, "games.yaml", 600.0, NOW)
+    (finding,) = find_troubles(snapshot, "games.yaml", 600.0, NOW)
     assert "0 rows" not in finding.text
     assert "its rows of the batch wait" in finding.text.lower()
 
@@ -232,7 +232,7 @@ def test_a_lake_does_not_say_when_a_stream_made_a_step() -> None:
 )
 def test_a_batch_is_overdue_if_records_wait(lag: int | None, ended: float | None, is_overdue: bool) -> None:
     """Without it cron wakes somebody up because nobody plays at night, or nobody while nothing is known."""
-    found = [(finding.severity, finding.command) for finding in overdue(lag, ended, 300.0, "games.yaml", NOW)]
+    found = [(finding.severity, finding.command) for finding in overdue_findings(lag, ended, 300.0, "games.yaml", NOW)]
     assert found == ([("act", "router doctor games.yaml")] if is_overdue else [])
 
 
@@ -245,7 +245,7 @@ def test_many_tables_are_counted() -> None:
     """Without it the sentence on top of the page has 5,000 names."""
     tables = tuple(TableStatus(f"silver.t{number}", blocked="damaged") for number in range(5_000))
     snapshot = StreamSnapshot("games", "1.0", "running", since=NOW, started=NOW, progress=NOW, tables=tables)
-    (finding,) = findings(snapshot, "games.yaml", 600.0, NOW)
+    (finding,) = find_troubles(snapshot, "games.yaml", 600.0, NOW)
     assert "silver.t2 and 4,997 more" in finding.text
 
 
@@ -259,7 +259,7 @@ def test_a_table_that_cannot_be_written_is_one_finding_with_its_cause() -> None:
     snapshot = StreamSnapshot(
         "games", "1.0", "running", since=NOW, started=NOW, progress=NOW, tables=tables, quarantined=waiting
     )
-    blocked, approval = findings(snapshot, "games.yaml", 600.0, NOW)
+    blocked, approval = find_troubles(snapshot, "games.yaml", 600.0, NOW)
 
     assert "silver.uno" in blocked.text
     assert "18,204 so far" in blocked.text
@@ -289,7 +289,7 @@ def test_each_quarantined_row_is_in_one_figure(other: str) -> None:
         tables=(TableStatus("silver.uno", blocked="its log is damaged"),),
         quarantined=waiting,
     )
-    blocked, others = findings(snapshot, "games.yaml", 600.0, NOW)
+    blocked, others = find_troubles(snapshot, "games.yaml", 600.0, NOW)
     assert "(3,313 so far)" in blocked.text
     assert others.text.startswith("Other quarantined rows: 632, of silver.go, silver.late, silver.uno. ")
 
@@ -307,4 +307,4 @@ def test_the_graph_is_told_which_places_are_broken() -> None:
         sinks=(SinkStatus("r", "api", circuit_open=True), SinkStatus("r", "more")),
     )
 
-    assert [finding.places for finding in findings(snapshot, "f", 600.0, NOW)] == [("view/v",), ("sink/r/api",)]
+    assert [finding.places for finding in find_troubles(snapshot, "f", 600.0, NOW)] == [("view/v",), ("sink/r/api",)]

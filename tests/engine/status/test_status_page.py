@@ -35,7 +35,7 @@ MOST_LINES = 850
 @pytest.fixture
 def board() -> StatusBoard:
     made = StatusBoard("games")
-    made.enter("running")
+    made.enter_state("running")
     return made
 
 
@@ -112,13 +112,13 @@ def test_events_have_the_snapshot_then_what_changes(board: StatusBoard, server: 
         assert [table["table"] for table in first["tables"]] == [HOSTILE], "whatever is in it stays a text of JSON"
         assert first["tables"][0]["target"] == "r/s"
 
-        board.finished(report(0))
+        board.note_report(report(0))
         began = time.monotonic()
         second = next(received)
         assert [batch["batch"] for batch in second["batches"]] == [0]
         assert "tables" not in second
         assert time.monotonic() - began < 5
-        board.enter("failed", "the batch does not balance")
+        board.enter_state("failed", "the batch does not balance")
         third = next(received)
         assert third["findings"][0]["command"] == "router run games.yaml"
 

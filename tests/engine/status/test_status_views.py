@@ -17,7 +17,7 @@ from router.engine.status import board as board_module
 from router.engine.status.board import StatusBoard
 from router.engine.status.expectations import TREND
 from router.engine.status.file_reader import StatusFileReader
-from router.engine.status.findings import findings
+from router.engine.status.findings import find_troubles
 from router.engine.status.lake_board import LakeBoard
 from router.engine.status.server import StatusServer
 from router.engine.status.snapshot import NAMED_TARGETS
@@ -77,8 +77,8 @@ def config(tmp_path: Path) -> Config:
 @pytest.fixture
 def board(config: Config) -> StatusBoard:
     made = StatusBoard("games")
-    made.configured(config)
-    made.enter("running")
+    made.note_configuration(config)
+    made.enter_state("running")
     return made
 
 
@@ -139,7 +139,7 @@ def test_a_view_says_how_its_last_refresh_went(board: StatusBoard, monkeypatch: 
     board.view_failed("sessions", "view sessions: no column\x1b[31m a")
     snapshot = board.snapshot()
     assert (snapshot.views[0].failed, snapshot.views[0].rows) == ("view sessions: no column\\x1b[31m a", 15)
-    (finding,) = findings(snapshot, "games.yaml", 600.0, snapshot.progress)
+    (finding,) = find_troubles(snapshot, "games.yaml", 600.0, snapshot.progress)
     assert (finding.severity, finding.command) == ("look", "router views games.yaml")
     assert samples(board)["router_view_failed", "view=sessions"] == 1
     board.view_refreshed("sessions", NOTE)
@@ -150,18 +150,18 @@ def test_a_refresh_by_somebody_else_is_seen(board: StatusBoard, config: Config) 
     """Without it `router views --refresh` mends a view, and the page goes on to say that it cannot be refreshed."""
     store = CheckpointStore(Lake.at(config.checkpoint_path()))
     reader = StatusFileReader(board, config)
-    reader.read()
+    reader.read_changes()
     assert board.snapshot().views[0].refreshed is None
-    store.write(view_note_path("sessions"), NOTE.dump())
+    store.write(view_note_path("sessions"), NOTE.to_json())
     board.view_failed("sessions", "no column a")
     reader._looked_for_views = -1e9
-    reader.read()
+    reader.read_changes()
     assert (board.snapshot().views[0].rows, board.snapshot().views[0].failed) == (15, "no column a")
 
     newer = replace(NOTE, number=4, at="2100-01-01T00:00:00+00:00", way="full")
-    store.write(view_note_path("sessions"), newer.dump())
+    store.write(view_note_path("sessions"), newer.to_json())
     reader._looked_for_views = -1e9
-    reader.read()
+    reader.read_changes()
     assert (board.snapshot().views[0].way, board.snapshot().views[0].failed) == ("full", "")
     board.view_refreshed("sessions", NOTE)
     assert board.snapshot().views[0].way == "full", "a note that was read before comes too late"
@@ -212,9 +212,9 @@ def test_all_of_it_is_in_the_answer(board: StatusBoard) -> None:
 
 def test_a_lake_says_how_views_were_left(config: Config) -> None:
     """Without it the page of a stream that is down says that it has no views."""
-    CheckpointStore(Lake.at(config.checkpoint_path())).write(view_note_path("sessions"), NOTE.dump())
+    CheckpointStore(Lake.at(config.checkpoint_path())).write(view_note_path("sessions"), NOTE.to_json())
     lake_board = LakeBoard(config)
-    lake_board.read()
+    lake_board.read_lake()
     snapshot = lake_board.snapshot()
     assert snapshot.warnings == ()
     assert (snapshot.views[0].rows, snapshot.views[0].checked) == (15, None)

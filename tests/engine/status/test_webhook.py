@@ -107,7 +107,7 @@ def _looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def board() -> StatusBoard:
     made = StatusBoard("games")
-    made.enter("running")
+    made.enter_state("running")
     return made
 
 
@@ -120,17 +120,17 @@ def config(folder: Path, url: str) -> Config:
 def test_a_wait_is_reported_once_and_its_end_too(tmp_path: Path, board: StatusBoard, receiver: Receiver) -> None:
     """Without it somebody gets a message a minute all night, or none."""
     with failures_reported(config(tmp_path, receiver.url), board, "games.yaml"):
-        board.enter("waiting", "no broker answers at broker:9092")
+        board.enter_state("waiting", "no broker answers at broker:9092")
         receiver.wait_for(1)
         for attempt in range(3):  # each begins a query, and fails
-            board.enter("running")
+            board.enter_state("running")
             time.sleep(0.06)
-            board.enter("waiting", f"attempt {attempt}")
+            board.enter_state("waiting", f"attempt {attempt}")
             time.sleep(0.06)
-        board.step(0, "land", 0, 1)
+        board.note_batch_step(0, "land", 0, 1)
         time.sleep(0.06)
         assert receiver.events() == ["waiting"]
-        board.finished(report(0))
+        board.note_report(report(0))
         receiver.wait_for(2)
     assert receiver.events() == ["waiting", "recovered"]
     first = receiver.messages[0]
@@ -147,9 +147,9 @@ def test_an_idle_stream_recovers_after_a_while(
     """Without it a topic without records stays in trouble until morning."""
     monkeypatch.setattr(webhook, "RECOVERED_SECONDS", 0.1)
     with failures_reported(config(tmp_path, receiver.url), board):
-        board.enter("waiting", "no broker")
+        board.enter_state("waiting", "no broker")
         receiver.wait_for(1)
-        board.enter("running")
+        board.enter_state("running")
         receiver.wait_for(2)
     assert receiver.events() == ["waiting", "recovered"]
 
@@ -213,7 +213,7 @@ def test_an_error_that_ends_a_stream_is_reported(tmp_path: Path, board: StatusBo
 
 def test_a_stream_that_ends_in_order_reports_nothing(tmp_path: Path, board: StatusBoard, receiver: Receiver) -> None:
     with failures_reported(config(tmp_path, receiver.url), board):
-        board.enter("ended")
+        board.enter_state("ended")
     debugging = config(tmp_path, receiver.url).model_copy(update={"debug": True})
     with pytest.raises(BatchError), failures_reported(debugging, board):
         raise BatchError("games", 3, "does not balance")
@@ -235,7 +235,7 @@ def test_a_receiver_that_fails_is_one_warning_without_its_address(
     began = time.monotonic()
     blocked = {"r/s/silver.uno": "no rights"}
     with failures_reported(config(tmp_path, url), board):
-        board.enter("waiting", "no broker")
+        board.enter_state("waiting", "no broker")
         while "did not get" not in caplog.text:
             assert time.monotonic() < began + 20
             time.sleep(0.01)
@@ -253,13 +253,13 @@ def test_a_slow_receiver_delays_no_batch(
     monkeypatch.setattr(webhook, "POST_SECONDS", 0.3)
     receiver.seconds = 1.0
     with failures_reported(config(tmp_path, receiver.url), board):
-        board.enter("waiting", "no broker")
+        board.enter_state("waiting", "no broker")
         receiver.wait_for(1)
         began = time.monotonic()
         for batch in range(100):
-            board.step(batch, "land", 0, 1)
+            board.note_batch_step(batch, "land", 0, 1)
             board.carried_out(manifest(batch, "silver.uno"), {}, {})
-            board.finished(report(batch))
+            board.note_report(report(batch))
         assert time.monotonic() - began < 0.3
         ended = time.monotonic()
     assert time.monotonic() - ended < 3

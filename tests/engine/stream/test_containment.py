@@ -194,7 +194,7 @@ def test_a_record_that_cannot_be_labelled_is_a_dead_letter(
     monkeypatch.setattr(labels_module, "folded", fragile)
     raw = spark.createDataFrame(records(VALUES)).withColumn("arrival", F.lit(0).cast("long"))
     made = config(route(sinks=(Named(sql="concat('silver.', event.game)"),)))
-    planned = planner_module.Planner(made, made.decode).plan(raw)
+    planned = planner_module.Planner(made, made.decode).plan_batch(raw)
 
     letters = labels(planned, "_dead", "_to0_0", "_failed")
 
@@ -208,7 +208,7 @@ def test_rows_that_their_table_cannot_be_given_go_to_its_quarantine(
     make_query: MakeQuery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever class of error it is: all other tables land within the same batch."""
-    make_labels = route_module.RoutePlanner.labels
+    make_labels = route_module.RoutePlanner.route_labels
 
     def too_narrow(planner: Any, *arguments: Any) -> Any:
         made = make_labels(planner, *arguments)

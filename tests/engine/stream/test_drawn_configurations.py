@@ -21,7 +21,7 @@ from pyspark.sql import types as T
 from router.api.columns import holds_where, quote_identifier, tried
 from router.config.models import Expectation, Route, View
 from router.engine.audit.verify import verify_tables
-from router.engine.views.schedule import refresher
+from router.engine.views.schedule import create_refresher
 from router.table_names import folded
 from router_decoders import Json
 from router_rules import Sql
@@ -439,7 +439,7 @@ def test_whatever_is_drawn_ends_in_its_tables_or_as_a_dead_letter(
         drawn.take()
         query = drawn.query
         for view in query.config.views if query.lake.open("d0.every") else ():
-            refresher(query.config, query.spark, query.lake, query.store).refresh(view)
+            create_refresher(query.config, query.spark, query.lake, query.store).refresh_view(view)
     findings = check(drawn)
     lines = catches.read_text().splitlines()
     assert "watching" in lines or seed > 0, "the workers write nothing down"

@@ -31,7 +31,7 @@ from router.engine.stream import RunOptions, run
 from router.engine.views import relation
 from router.engine.views.note import Note, note_failed_refresh, view_note_path
 from router.engine.views.row_hash import row_hash
-from router.engine.views.schedule import ViewSchedule, in_order, refresher
+from router.engine.views.schedule import ViewSchedule, create_refresher, in_order
 from router.errors import ViewError
 from router.registry import load_registry
 from router_decoders import Json
@@ -87,10 +87,10 @@ class Lake:
     def refresher(self) -> Refresher:
         """Return one that remembers nothing, as a new process would."""
         query = self.query
-        return refresher(query.config, query.spark, query.lake, query.store)
+        return create_refresher(query.config, query.spark, query.lake, query.store)
 
     def refresh(self, one: View, *, full: bool = False) -> RefreshedView:
-        return self.refresher.refresh(one, full=full)
+        return self.refresher.refresh_view(one, full=full)
 
     def silver(self) -> list[dict[str, Any]]:
         names = [name for name in self.query.tables() if name.startswith("silver.")]
@@ -268,7 +268,7 @@ def test_a_column_may_have_the_name_of_one_of_spark(make_query: MakeQuery, tmp_p
     query = make_query(tmp_path, decode=Json(schema=f"game string, {name} int"), routes=(route,), views=(one,))
     for batch in range(2):
         query.take(records([{"game": "uno", name: 2}, {"game": "go", name: 3}], first=2 * batch))
-        refresher(query.config, query.spark, query.lake, query.store).refresh(one)
+        create_refresher(query.config, query.spark, query.lake, query.store).refresh_view(one)
     assert query.rows("gold.totals") == [{"table": "go", "total": 6}, {"table": "uno", "total": 4}]
 
 
@@ -298,7 +298,7 @@ def test_a_refresh_that_was_cut_off_counts_nothing_twice(
     lake.take(event("uno", 3), event("chess", 4))
     with monkeypatch.context() as patch:
         patch.setattr(
-            "router.engine.views.refresh.Refresher._write", lambda *_: (_ for _ in ()).throw(OSError("killed"))
+            "router.engine.views.refresh.Refresher._write_note", lambda *_: (_ for _ in ()).throw(OSError("killed"))
         )
         with pytest.raises(ViewError, match="killed"):
             lake.refresh(one)
@@ -350,7 +350,7 @@ def test_joins_chains_and_rows_that_name_no_table(make_query: MakeQuery, tmp_pat
         ("uno", 7, "../gold"), ("uno", 8, None), ("chess", 7, "../gold"),
     }  # fmt: skip
     lake.refresh(top)
-    note = Note.of(lake.query.store.load(view_note_path("top")))
+    note = Note.from_json(lake.query.store.load(view_note_path("top")))
     assert (note.unnamed, [*note.targets]) == (2, [])
 
 
@@ -384,15 +384,17 @@ def test_views_and_lookups_share_a_query_with_a_name(
     lake.take(event("uno", 1, 1), event("uno", 2, 2), event("go", 3, 9))
     assert [(row["id"], row.get("tier")) for row in lake.query.rows("silver.uno")] == [(1, "gold"), (2, None)]
     refresher = lake.refresher  # one that goes on, with its session
-    assert [(refresher.refresh(each).way, each.joined_tables) for each in (a, b)] == [("full", {"crm.players"})] * 2
+    assert [(refresher.refresh_view(each).way, each.joined_tables) for each in (a, b)] == [
+        ("full", {"crm.players"})
+    ] * 2
     assert lake.query.rows("gold.uno_paid") == [{"table": "uno", "tier": "gold", "n": 1}]
     assert lake.query.rows("gold.tiers") == [{"tier": "gold", "payers": 2}]
-    assert refresher.plan(b).why == "it reads tiers in place of `source`"
+    assert refresher.plan_view(b).why == "it reads tiers in place of `source`"
 
     write_deltalake(tmp_path / "lake/crm/players", pa.table({"id": [2], "tier": ["free"]}), mode="append")
     lake.take(event("uno", 4, 2))
     assert {row["id"]: row["tier"] for row in lake.query.rows("silver.uno")}[4] == "free"
-    assert [refresher.refresh(each).way for each in (a, b)] == ["full", "full"]
+    assert [refresher.refresh_view(each).way for each in (a, b)] == ["full", "full"]
     assert {row["tier"]: row["payers"] for row in lake.query.rows("gold.tiers")} == {"gold": 2, "free": 1}
 
     for key, wrong, said in (
@@ -431,10 +433,10 @@ def test_the_plan_says_which_way_and_why(make_query: MakeQuery, tmp_path: Path) 
         "SELECT table, id FROM source WHERE id = (SELECT max(id) FROM source)": ("full", "subquery"),
         "SELECT DISTINCT table FROM source": ("full", "Distinct"),
     }
-    found = {sql: lake.refresher.plan(view(sql, "gold.x")) for sql in ways}
+    found = {sql: lake.refresher.plan_view(view(sql, "gold.x")) for sql in ways}
     assert {sql: plan.way for sql, plan in found.items()} == {sql: way for sql, (way, _) in ways.items()}
     assert all(why in found[sql].why for sql, (_, why) in ways.items()), {p.why for p in found.values()}
-    assert lake.refresher.plan(view(refresh="full")).way == "full"
+    assert lake.refresher.plan_view(view(refresh="full")).way == "full"
 
 
 WIDE = ", ".join(f"id + {number} AS c{number}" for number in range(30))
@@ -486,7 +488,7 @@ def lake_of_players(make_query: MakeQuery, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize("name", CHANGES_BY_ITSELF)
 def test_a_view_whose_values_change_by_themselves_is_computed_every_time(lake_of_players: Lake, name: str) -> None:
     """Without it gold shows the time, or the user, of the day on which a source changed last."""
-    plan = lake_of_players.refresher.plan(CHANGES_BY_ITSELF[name])
+    plan = lake_of_players.refresher.plan_view(CHANGES_BY_ITSELF[name])
     assert (plan.way, plan.shape.timed) == ("full", True), plan.why
 
 
@@ -500,7 +502,7 @@ def test_a_view_whose_values_change_by_themselves_is_computed_every_time(lake_of
 )
 def test_a_view_that_only_names_such_functions_is_not(lake_of_players: Lake, sql: str) -> None:
     """Without it a text in a query makes every refresh read everything."""
-    plan = lake_of_players.refresher.plan(view(sql, "gold.x"))
+    plan = lake_of_players.refresher.plan_view(view(sql, "gold.x"))
     assert (plan.way, plan.shape.timed) == ("rows", False), plan.why
 
 
@@ -522,9 +524,9 @@ def test_what_must_hold_of_rows_is_counted_dropped_or_stops_the_refresh(make_que
     one = view(expect=(known, many))
     lake.take(event("uno", 1), event("uno", 2), event("uno", 3, None), event("chess", 4, 2))
     lake.refresh(one)
-    note = lake.refresher.note(one)
+    note = lake.refresher.read_note(one)
     assert {(r["table"], r["gamer"]) for r in lake.gold()} == {("uno", 1), ("chess", 2)}
-    assert (note.violated, note.checked) == ({"known": 1, "many": 2}, 3)
+    assert (note.violation_counts, note.checked_rows) == ({"known": 1, "many": 2}, 3)
     config = lake.query.config.model_copy(update={"views": (one,)})
     counted = [(c.of, c.expectation.name, c.events, c.violated, c.trend[-1]) for c in expectation_counts(config)]
     assert counted == [("view sessions", "known", 3, 1, (3, 1)), ("view sessions", "many", 3, 2, (3, 2))]
@@ -713,14 +715,14 @@ def test_a_schedule_refreshes_after_batches_and_goes_on_after_faults(make_query:
     board._views = {one.name: ViewStatus(one.name, one.into) for one in (good, bad)}
     schedule = ViewSchedule(lake.refresher, in_order([bad, good]), observer=board)
     lake.take(event("uno", 1))
-    assert schedule.batch({"silver.uno"}) == set()
+    assert schedule.count_batch({"silver.uno"}) == set()
     assert not schedule._is_due(good)
-    schedule.batch({"silver.other"})
-    schedule.batch({"silver.uno"})
+    schedule.count_batch({"silver.other"})
+    schedule.count_batch({"silver.uno"})
     assert schedule._is_due(good)
-    schedule.finish(refresh=True)
+    schedule.end_thread(refresh=True)
     assert told(lake.gold()) == sessions(lake.silver())
-    assert schedule.batch(set()) == {"gold.uno_sessions"}
+    assert schedule.count_batch(set()) == {"gold.uno_sessions"}
     assert "nothing" in str(schedule.failed["bad"])
     seen = {one.view: one for one in board.snapshot().views}
     assert (seen["sessions"].targets, seen["sessions"].failed) == (("gold.uno_sessions",), "")
@@ -738,13 +740,13 @@ def test_a_failure_of_a_view_ends_with_a_refresh_that_finds_nothing_new(make_que
     lake = Lake(make_query, tmp_path, good)
     lake.take(event("uno", 1))
     lake.refresh(good)
-    made = lake.refresher.note(good)
+    made = lake.refresher.read_note(good)
     note_failed_refresh(lake.query.store, good.name, "no room")
     note_failed_refresh(lake.query.store, good.name, "no rights")
-    noted = lake.refresher.note(good)
+    noted = lake.refresher.read_note(good)
     assert (noted.failed, noted.targets) == ("no rights", made.targets)
     assert lake.refresh(good).way == ""
-    assert lake.refresher.note(good) == made
+    assert lake.refresher.read_note(good) == made
 
 
 def test_a_lake_that_cannot_be_listed_does_not_stop_a_batch(make_query: MakeQuery, tmp_path: Path) -> None:
@@ -757,14 +759,14 @@ def test_a_lake_that_cannot_be_listed_does_not_stop_a_batch(make_query: MakeQuer
     folder.rename(tmp_path / "away")
     folder.symlink_to(folder)  # listing the lake raises OSError
 
-    assert schedule.batch({"silver.uno"}) == set()
+    assert schedule.count_batch({"silver.uno"}) == set()
     assert schedule._is_due(one)
-    schedule._refresh(one)
+    schedule._try_refresh(one)
     assert "sessions" in schedule.failed
 
     folder.unlink()
     (tmp_path / "away").rename(folder)
-    schedule.finish(refresh=True)
+    schedule.end_thread(refresh=True)
     assert told(lake.gold()) == sessions(lake.silver())
     assert schedule.failed == {}
 

@@ -22,8 +22,8 @@ from router.engine.audit.table_states import table_states
 from router.engine.audit.verify import verify_tables
 from router.engine.spark import session
 from router.engine.views.note import Note, view_note_path
-from router.engine.views.recompute import differences
-from router.engine.views.schedule import refresher
+from router.engine.views.recompute import find_differences
+from router.engine.views.schedule import create_refresher
 from router.errors import ViewError
 from router.registry import load_registry
 from router_decoders import Json
@@ -56,7 +56,7 @@ def route(name: str, where: str, template: str = "silver.{event.game}") -> Route
 
 def refresh(query: Query, view: View = COUNTS) -> RefreshedView:
     """Refresh a view as a new process would."""
-    return refresher(query.config, query.spark, query.lake, query.store).refresh(view)
+    return create_refresher(query.config, query.spark, query.lake, query.store).refresh_view(view)
 
 
 def counts(query: Query) -> dict[str, int]:
@@ -75,13 +75,13 @@ def two_routes(make_query: MakeQuery, tmp_path: Path) -> Query:
 
 def test_tables_of_another_route_are_not_counted(two_routes: Query) -> None:
     """Without it gold counts rows that its route never had."""
-    continuing = refresher(two_routes.config, two_routes.spark, two_routes.lake, two_routes.store)
-    continuing.refresh(COUNTS)
+    continuing = create_refresher(two_routes.config, two_routes.spark, two_routes.lake, two_routes.store)
+    continuing.refresh_view(COUNTS)
     assert counts(two_routes) == {"uno": 1}
 
     # The route writes into the table of the other one: now it has it, in the process that has seen it before, too.
     two_routes.take(records([{"game": "chess", "id": 3, "gamer": 1}], first=2))
-    continuing.refresh(COUNTS)
+    continuing.refresh_view(COUNTS)
     assert counts(two_routes) == {"uno": 1, "chess": 2}
 
 
@@ -134,7 +134,7 @@ def write_with(query: Query, table: str, app_id: str, notes: dict[str, str] | No
 
 def sources(query: Query) -> set[str]:
     """Return the tables that the view reads, as a new process finds them."""
-    return {*refresher(query.config, query.spark, query.lake, query.store).tables.sources(COUNTS).tables}
+    return {*create_refresher(query.config, query.spark, query.lake, query.store).tables.open_sources(COUNTS).tables}
 
 
 def test_the_ids_of_all_runs_tell_whose_a_table_is(make_query: MakeQuery, tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def amounts(make_query: MakeQuery, tmp_path: Path) -> Query:
 
 def compared(query: Query, view: View = AMOUNTS) -> dict[str, str]:
     """Return what a new process finds different between a view and its query."""
-    return differences(refresher(query.config, query.spark, query.lake, query.store), view)
+    return find_differences(create_refresher(query.config, query.spark, query.lake, query.store), view)
 
 
 def replace_rows(query: Query, table: str, rows: list[dict[str, Any]]) -> None:
@@ -342,9 +342,9 @@ def replace_rows(query: Query, table: str, rows: list[dict[str, Any]]) -> None:
     schema = query.content(table).schema
     write_deltalake(query.lake.address(table), pa.Table.from_pylist(rows, schema), mode="overwrite")
     path = view_note_path("amounts")
-    note = Note.of(query.store.load(path))
+    note = Note.from_json(query.store.load(path))
     target = note.targets[table]._replace(version=query.open(table).version(), rows=len(rows))
-    query.store.write(path, replace(note, targets={**note.targets, table: target}).dump())
+    query.store.write(path, replace(note, targets={**note.targets, table: target}).to_json())
 
 
 def test_a_view_is_held_against_its_query(amounts: Query) -> None:
@@ -396,11 +396,11 @@ def test_verify_recomputes_views_on_request(
         return done.exit_code, {table.strip(): text.strip() for table, _, text in lines}
 
     assert verify("--recompute")[0] == 0
-    note = Note.of(query.store.load(view_note_path("counts")))
+    note = Note.from_json(query.store.load(view_note_path("counts")))
     forged = note.targets["gold.counts"]._replace(version=1)
     rows = pa.table({"table": ["uno", "orders"], "n": [3, 4]})
     write_deltalake(query.lake.address("gold.counts"), rows, mode="overwrite")
-    query.store.write(view_note_path("counts"), replace(note, targets={"gold.counts": forged}).dump())
+    query.store.write(view_note_path("counts"), replace(note, targets={"gold.counts": forged}).to_json())
     assert "other values than its query gives" not in verify()[1]["gold.counts"]
     code, lines = verify("gold.counts", "--recompute")
     assert code == 1
@@ -422,7 +422,7 @@ def test_a_view_of_a_view_has_the_tables_that_this_made(gold: Query) -> None:
     top = View.model_validate(
         {"name": "top", "from": {"view": "counts"}, "sql": "SELECT max(n) AS n FROM source", "into": "top.n"}
     )
-    found = refresher(gold.config, gold.spark, gold.lake, gold.store).tables.sources(top)
+    found = create_refresher(gold.config, gold.spark, gold.lake, gold.store).tables.open_sources(top)
     assert {*found.tables} == {"gold.uno_counts", "gold.chess_counts"}
     assert {*found.others} == {"gold.backup_counts", "gold.go_counts"}
 
