@@ -134,7 +134,11 @@ def _die_in_merges(point: str, batch: int) -> None:
     if point == "merged":
         _around(CheckpointStore, "mark_applied", before=lambda _, version, *__: version == batch and kill())
     elif point == "deletions":
-        _around(delta_spark.TableMerge, "_remember", before=lambda table, *_: table.work.version == batch and kill())
+        _around(
+            delta_spark.TableMerge,
+            "_remember_deletions",
+            before=lambda table, *_: table.work.version == batch and kill(),
+        )
     else:
         _around(delta_spark.SparkMerger, "_merge_table", after=lambda merger, *_: merger.job.batch == batch and kill())
     real = delta_rs.merge_task

@@ -218,7 +218,7 @@ def test_rows_that_their_table_cannot_be_given_go_to_its_quarantine(
         place = target.schema.get_field_index("n")
         return replace(made, targets=(replace(target, schema=target.schema.set(place, pa.field("n", pa.int8()))),))
 
-    monkeypatch.setattr(route_module.RoutePlanner, "labels", too_narrow)
+    monkeypatch.setattr(route_module.RoutePlanner, "route_labels", too_narrow)
     query = make_query(tmp_path, routes=(games(), ALL), decode=JSON, bronze="bronze.raw")
 
     query.take(records([*VALUES, {"game": "uno", "n": 1000}]))
