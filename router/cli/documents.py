@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from router.errors import printable
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 """`--json`; the command gets it as `as_json`."""
 
 
-def show_json(document: dict[str, Any]) -> None:
-    """Print one JSON document: times as ISO 8601 in UTC, all but ASCII escaped."""
-    click.echo(json.dumps(document, indent=2, default=_json_value))
+def show_json(document: dict[str, Any], default: Callable[[Any], Any] | None = None) -> None:
+    """Print one JSON document, all but ASCII escaped: times as ISO 8601 in UTC, or what `default` makes of a value."""
+    click.echo(json.dumps(document, indent=2, default=default or _json_value))
 
 
 def junit_report(cases: list[dict[str, Any]]) -> bytes:

@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,15 +23,16 @@ from router.errors import printable
 from router.registry import load_registry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from router.config.models import Config
     from router.engine.reprocess.comparison import Comparison
     from router.engine.reprocess.preview import Preview
     from router.engine.reprocess.records import RecordRange
-    from router.engine.reprocess.trial_merge import TrialMerge
 
+_EMPTY_SAMPLE = {"record": "", "before": "", "now": ""}
+"""A sample of which only one side is there."""
 CHANGES = ("inserted", "updated", "deleted", "late", "refused")
 _OFFSETS = re.compile(r"(?P<topic>.+)/(?P<partition>\d+)/(?P<first>\d+)-(?P<last>\d+)")
 
@@ -87,24 +89,19 @@ def preview(
     stop = threading.Event()
     with watched_session(loaded.config, master, stop, by_spark=True, writes=False) as spark:
         context = ReprocessContext.of(loaded, spark, stop)
+        found: Any
         if old is None:
             found = preview_records(context, choice, samples)
         else:
-            differences = compare(ReprocessContext.of(old, spark, stop), context, choice, samples)
+            found = compare(ReprocessContext.of(old, spark, stop), context, choice, samples)
     if stop.is_set():
         raise click.Abort
-    if old is not None:
-        document = {"name": loaded.config.name, "equal": differences.is_equal, **_plain(asdict(differences))}
-        if as_json:
-            show_json(document)
-        else:
-            _show_differences(loaded.config, differences, whole=whole)
-        raise SystemExit(int(not differences.is_equal))
     if as_json:
-        show_json({"name": loaded.config.name, **_plain(asdict(found))})
+        show_json({"name": loaded.config.name, **asdict(found)}, _value_as_text)
     else:
-        _show(loaded.config, found, whole=whole)
-    raise SystemExit(int(bool(found.stops)))
+        show = _show_differences if old else _show
+        show(loaded.config, found, partial(_value_in_words, whole=whole))
+    raise SystemExit(int(not found.equal if old else bool(found.stops)))
 
 
 def _parse_range(since: str | None, records: str | None) -> RecordRange | None:
@@ -124,123 +121,102 @@ def _parse_range(since: str | None, records: str | None) -> RecordRange | None:
     return RecordRange(begins=begins, ends=ends)
 
 
-def _plain(value: Any) -> Any:
-    """Return a value as JSON has it: bytes as text, and what JSON has no type for, too."""
-    if isinstance(value, dict):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+def _value_as_text(value: Any) -> str:
+    """Return a value that JSON has no type for as it is written: a time has the zone that it has."""
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+def _value_in_words(value: Any, *, whole: bool) -> str:
+    """Return the values of a row, or a record, as text; cut to what is shown of data if it is not to be `whole`."""
     if isinstance(value, bytes):
-        return _text(value)
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+        value = _value_as_text(value)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_value_as_text)
+    return text if whole else shorten_text(text)
 
 
-def _text(value: bytes) -> str:
-    return value.decode("utf-8", errors="backslashreplace")
-
-
-def _show(config: Config, found: Preview, *, whole: bool) -> None:
+def _show(config: Config, found: Preview, text: Callable[[Any], str]) -> None:
     """Print a preview for people: what is said of the batch, then lists of where its records go."""
-    text = _shown_whole if whole else _shown
-    show_sentences([(printable(name), printable(sentence)) for name, sentence in _sentences(config, found)])
-    tables = []
+    sentences = [("read", f"{config.name}: {found.read:,} records of {found.place}; nothing was written")]
+    sentences += [("the batch would stop", stop) for stop in found.stops]
+    if found.unmatched:
+        sentences.append(("unmatched", f"{found.unmatched:,} match no route"))
+    for name, count in found.expectations.items():
+        sentences.append((name.removeprefix("/"), f"does not hold on {count:,} events"))
+    sentences += [(place, f"rows would wait: {cause}") for place, cause in found.waiting.items()]
+    tables = [asdict(table) | _shown_names(config, table.target) for table in found.tables]
+    sinks = [asdict(sink) | _shown_names(config, sink.sink) for sink in found.sinks]
+    views = [asdict(view) for view in found.views]
     samples = []
-    for table in found.tables:
-        columns = ", ".join(f"{name} {kind}" for name, kind in table.columns.items())
-        facts = {"table": table.table, "rows": table.rows, "change": table.change, "columns": columns}
-        tables.append({**facts, **_row(config, table.target), "merge": _merge_in_words(table.merge)})
-        samples += [{"to": table.table, "sample": text(row)} for row in table.samples]
-    sinks = []
-    for sink in found.sinks:
-        sinks.append({**_row(config, sink.sink), "rows": sink.rows})
-        # Calls come after the rows of tables, which are listed first.
-        samples += [{"to": "/".join(_row(config, sink.sink).values()), "sample": text(call)} for call in sink.calls]
+    for row in [*tables, *views]:
+        samples += [{"to": row["table"], "sample": text(sample)} for sample in row["samples"]]
+    for row in sinks:
+        samples += [{"to": f"{row['route']}/{row['sink']}", "sample": text(call)} for call in row["calls"]]
     letters = []
     for number, group in enumerate(found.dead_letters):
-        values = [text(_text(sample["value"] or b"")) for sample in group.samples]
-        letters.append({**group_row(config, number, group), "value": values[0]})
-    listings = [
+        letters.append({**group_row(config, number, group), "value": text(group.samples[0]["value"] or "")})
+    _show_found(
+        config,
+        sentences,
         Listing("tables", "tables", TABLE_FIELDS, tables),
+        Listing("views", "views of these records alone", VIEW_FIELDS, views),
         Listing("sinks", "sinks", SINK_FIELDS, sinks),
         Listing("dead_letters", "dead letters", LETTER_FIELDS, letters),
         Listing("samples", "samples", SAMPLE_FIELDS, samples),
-    ]
-    show_listings(config.name, listings)
+    )
 
 
-def _shown_whole(value: str | dict[str, Any]) -> str:
-    """Return a value, or the values of a row, as text."""
-    return value if isinstance(value, str) else json.dumps(_plain(value), ensure_ascii=False)
-
-
-def _shown(value: str | dict[str, Any]) -> str:
-    return shorten_text(_shown_whole(value))
-
-
-def _show_differences(config: Config, found: Comparison, *, whole: bool) -> None:
-    """Print what differs for people: a list for tables, calls, and records that end elsewhere, and samples."""
-    text = _shown_whole if whole else _shown
+def _show_differences(config: Config, found: Comparison, text: Callable[[Any], str]) -> None:
+    """Print what differs for people: a list for tables, one for records that end elsewhere, and samples."""
     read = f"{found.read:,} records of {found.place}; nothing was written"
-    sentences = [("read", f"{config.name}: {read}; {'nothing differs' if found.is_equal else 'differences:'}")]
+    sentences = [("read", f"{config.name}: {read}; {'nothing differs' if found.equal else 'differences:'}")]
     for when, stops in found.stops.items():
         sentences += [(f"the batch would stop {when}", stop) for stop in stops]
     for place, function in found.left_out.items():
         sentences.append((place, f"is not compared: {function} has another value each time"))
-    show_sentences([(printable(name), printable(sentence)) for name, sentence in sentences])
-    tables: list[dict[str, Any]] = []
-    calls: list[dict[str, Any]] = []
-    samples: list[dict[str, Any]] = []
+    samples = []
     for table in found.tables:
-        changed = ", ".join(f"{name} {rows}" for name, rows in sorted(table.columns.items()))
-        types = ", ".join(f"{name} {what}" for name, what in sorted(table.types.items()))
-        facts = {"before": table.before, "now": table.now, "only_before": table.only_before, "only_now": table.only_now}
-        tables.append({"table": table.table, **facts, "changed": table.changed, "columns": changed, "types": types})
-        for row in table.samples:
-            for when in ("before", "now"):
-                if when in row:
-                    of_row = {"to": table.table, "record": row["record"], "when": when}
-                    samples.append({**of_row, "sample": text(row[when])})
+        for sample in table.samples:
+            samples.append({"to": table.table, **_EMPTY_SAMPLE, **{name: text(sample[name]) for name in sample}})
     for sink, only in found.calls.items():
-        for when, of_one in only.items():
-            calls += [{"sink": sink, "when": when, "call": text(call)} for call in of_one]
-    listings = [
-        Listing("tables", "tables and sinks", DIFFERENCE_FIELDS, tables),
+        samples += [{"to": sink, **_EMPTY_SAMPLE, when: text(call)} for when in only for call in only[when]]
+    _show_found(
+        config,
+        sentences,
+        Listing("tables", "tables and sinks", DIFFERENCE_FIELDS, [asdict(table) for table in found.tables]),
         Listing("fates", "records that end elsewhere", FATE_FIELDS, [asdict(fate) for fate in found.fates]),
-        Listing("calls", "calls", CALL_FIELDS, calls),
         Listing("samples", "samples", DIFFERING_FIELDS, samples),
-    ]
+    )
+
+
+def _show_found(config: Config, sentences: list[tuple[str, str]], *listings: Listing) -> None:
+    show_sentences([(printable(name), printable(sentence)) for name, sentence in sentences])
     show_listings(config.name, listings)
 
 
-def _sentences(config: Config, found: Preview) -> Iterator[tuple[str, str]]:
-    """Yield what is said of the batch as a whole, each by its name."""
-    yield "read", f"{config.name}: {found.read:,} records of {found.place}; nothing was written"
-    for stop in found.stops:
-        yield "the batch would stop", stop
-    if found.unmatched:
-        yield "unmatched", f"{found.unmatched:,} match no route"
-    for name, count in found.expectations.items():
-        yield name.removeprefix("/"), f"does not hold on {count:,} events"
-    for place, cause in found.waiting.items():
-        yield place, f"rows would wait: {cause}"
-
-
-def _merge_in_words(merge: TrialMerge | None) -> str:
+def _merge_in_words(row: dict[str, Any]) -> str:
     """Return what an upsert would do, and what that was held against if that is not the table."""
+    merge = row["merge"]
     if merge is None:
         return ""
-    if merge.unknown:
-        return f"cannot be told: {merge.unknown}"
-    changes = [f"{merge.counts[name]:,} {name}" for name in CHANGES if merge.counts.get(name)]
-    held = f" (version {merge.held_against})" if merge.held_against >= 0 else ""
-    lost = "; of an empty table, since its log does not reach back to the first record" if merge.is_lost else ""
+    if merge["unknown"]:
+        return f"cannot be told: {merge['unknown']}"
+    changes = [f"{merge['counts'][name]:,} {name}" for name in CHANGES if merge["counts"].get(name)]
+    held = f" (version {merge['held_against']})" if merge["held_against"] >= 0 else ""
+    lost = "; of an empty table, since its log does not reach back to the first record" if merge["is_lost"] else ""
     return f"{', '.join(changes) or 'nothing'}{held}{lost}"
 
 
-def _row(config: Config, target: str) -> dict[str, str]:
+def _shown_names(config: Config, target: str) -> dict[str, str]:
     """Return route and sink as people see them; of bronze no route."""
     route, sink = config.shown_names(*target.split("/", 1))
     return {"route": route, "sink": sink}
+
+
+def _pairs_field(name: str) -> ListingField:
+    """Return a field for a dictionary."""
+    return ListingField(
+        name, "sentence", shown=lambda row: ", ".join(f"{key} {value}" for key, value in row[name].items())
+    )
 
 
 TABLE_FIELDS = (
@@ -249,28 +225,28 @@ TABLE_FIELDS = (
     ListingField("route"),
     ListingField("sink"),
     ListingField("change"),
-    ListingField("columns", "sentence"),
-    ListingField("merge", "sentence"),
+    _pairs_field("columns"),
+    ListingField("merge", "sentence", shown=_merge_in_words),
 )
+VIEW_FIELDS = (*(field for field in TABLE_FIELDS if field.name in ("table", "rows", "change", "columns")),)
 SINK_FIELDS = (ListingField("route"), ListingField("sink"), *number_fields("rows"))
 LETTER_FIELDS = (
     *(field for field in LETTER_GROUP_FIELDS if field.name in ("count", "stage", "route", "sink", "reason")),
     ListingField("value", "sentence"),
 )
+SAMPLE_FIELDS = (ListingField("to"), ListingField("sample", "sentence"))
 DIFFERENCE_FIELDS = (
     ListingField("table"),
     *number_fields("before", "now", "only_before", "only_now", "changed"),
-    ListingField("columns", "sentence"),
-    ListingField("types", "sentence"),
+    _pairs_field("columns"),
+    _pairs_field("types"),
 )
 FATE_FIELDS = (
     *number_fields("records"),
     *(ListingField(name) for name in ("before", "now", "record")),
     ListingField("reason", "sentence"),
 )
-CALL_FIELDS = (ListingField("sink"), ListingField("when"), ListingField("call", "sentence"))
 DIFFERING_FIELDS = (
-    *(ListingField(name) for name in ("to", "record", "when")),
-    ListingField("sample", "sentence"),
+    *(ListingField(name) for name in ("to", "record")),
+    *(ListingField(name, "sentence") for name in ("before", "now")),
 )
-SAMPLE_FIELDS = (ListingField("to"), ListingField("sample", "sentence"))

@@ -48,6 +48,15 @@ def staged_parts(lake: Lake, files: Iterable[StagedFile]) -> Iterator[tuple[Stag
                 yield file, pa.Table.from_batches([batch])
 
 
+def partition_values(file: StagedFile, columns: pa.Schema) -> dict[str, Any]:
+    """Return the values, by their types in the table, of the columns that all rows of a file share; nulls are none."""
+    values = {}
+    for name, text in file.partition.items():
+        if text is not None:
+            values[name] = pa.scalar(text).cast(columns.field(name).type).as_py()
+    return values
+
+
 def staged_file(lake: Lake, target: str, table: str, path: str) -> StagedFile:
     """Return an existing Parquet file as one that a commit can add. Reads its footer."""
     with lake.files.open_input_file(path) as source:

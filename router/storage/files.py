@@ -179,7 +179,6 @@ class LocalFiles:
 
     @cached_property
     def arrow(self) -> fs.FileSystem:
-        Path(self.root).mkdir(parents=True, exist_ok=True)
         return fs.SubTreeFileSystem(self.root, fs.LocalFileSystem())
 
     def read(self, path: str) -> bytes | None:

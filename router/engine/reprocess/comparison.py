@@ -13,14 +13,13 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pyarrow as pa
 from sqlglot import exp, parse_one
 from sqlglot.errors import SqlglotError
 
 from router.delta.commit import to_arrow_schema
 from router.delta.keyed.row_order import DELETED
 from router.delta.lake import Lake
-from router.delta.staged_files import staged_parts
+from router.delta.staged_files import partition_values, staged_parts
 from router.delta.unreadable_values import as_rows
 from router.engine.balance import sum_counts
 from router.engine.decision import tables_of
@@ -30,7 +29,6 @@ from router.engine.reprocess.preview import (
     Trial,
     chosen_records,
     columns_of,
-    only_existing,
     staging_lake_of,
 )
 from router.own_names import BATCH_ID, OUTBOX, QUARANTINE, QUERY, TABLE
@@ -111,6 +109,7 @@ class Comparison:
     makes it another one each time.
     """
 
+    equal: bool
     place: str
     read: int
     tables: tuple[TableDifference, ...]
@@ -118,11 +117,6 @@ class Comparison:
     fates: tuple[FateDifference, ...]
     stops: dict[str, list[str]]
     left_out: dict[str, str]
-
-    @property
-    def is_equal(self) -> bool:
-        """Return whether nothing differs."""
-        return not (self.tables or self.calls or self.fates or self.stops)
 
 
 @dataclass
@@ -143,32 +137,31 @@ class _FixedTables:
 
 def compare(before: ReprocessContext, now: ReprocessContext, choice: RecordChoice, samples: int) -> Comparison:
     """Return what differs, with some rows of each table and sink. Records and tables are those of `now`."""
-    with staging_lake_of(now) as staging_lake:
-        now = only_existing(now, staging_lake)
-        before = replace(only_existing(before, staging_lake), lake=now.lake)
-        place, records = chosen_records(now, choice)
-        records.persist()  # which records are chosen, and their numbers, may be others when they are read again
-        try:
-            tables = _FixedTables(tables_of(now.config, now.spark, now.lake))
-            left_out = {**_unsteady(before.config), **_unsteady(now.config)}
-            trials = []
-            for name, context in (("before", before), ("now", now)):
-                lake = Lake.at(f"{staging_lake.root}/{name}", staging_lake.options)
-                trials.append(_Compared(Trial.of(context, lake, place, records, tables), left_out))
-            old, new = trials
-            stops = {"before": old.trial.noted, "now": new.trial.noted}
-            read = max(sum_counts(compared.trial.decision.partitions, "read") for compared in trials)
-            return Comparison(
-                place=place,
-                read=read,
-                tables=tuple(_table_differences(old, new, samples)),
-                calls=_call_differences(old, new, samples),
-                fates=tuple(_fate_differences(old, new)),
-                stops=stops if stops["before"] != stops["now"] else {},
-                left_out=left_out,
+    before = replace(before, lake=now.lake)
+    with staging_lake_of(now) as staging_lake, chosen_records(now, choice) as (place, records):
+        tables = _FixedTables(tables_of(now.config, now.spark, now.lake))
+        left_out = {**_unsteady(before.config), **_unsteady(now.config)}
+        old, new = (
+            _Compared(
+                Trial.of(context, Lake.at(f"{staging_lake.root}/{when}", staging_lake.options), place, records, tables),
+                left_out,
             )
-        finally:
-            records.unpersist()
+            for when, context in (("before", before), ("now", now))
+        )
+        tables_that_differ = tuple(_table_differences(old, new, samples))
+        calls = _call_differences(old, new, samples)
+        fates = tuple(_fate_differences(old, new))
+        stops = {} if old.trial.noted == new.trial.noted else {"before": old.trial.noted, "now": new.trial.noted}
+        return Comparison(
+            equal=not (tables_that_differ or calls or fates or stops),
+            place=place,
+            read=max(sum_counts(compared.trial.decision.partitions, "read") for compared in (old, new)),
+            tables=tables_that_differ,
+            calls=calls,
+            fates=fates,
+            stops=stops,
+            left_out=left_out,
+        )
 
 
 class _Compared:
@@ -189,12 +182,7 @@ class _Compared:
             types = columns_of(commit.columns)
             kinds = to_arrow_schema(commit.columns)
             for file, part in staged_parts(self.trial.staging_lake, commit.files):
-                # As texts they would differ from the values of a table that is divided otherwise.
-                partition = {
-                    name: pa.scalar(text).cast(kinds.field(name).type).as_py()
-                    for name, text in file.partition.items()
-                    if text is not None
-                }
+                partition = partition_values(file, kinds)
                 for row in as_rows(part):
                     table = commit.table
                     if table.startswith(OUTBOX):
@@ -228,6 +216,14 @@ class _Compared:
             if commit.target[0] != "/" and commit.target.partition("/")[0] not in self.left_out:
                 yield commit
 
+    def calls(self, places: list[tuple[str, int, int]]) -> dict[str, Counter[str]]:
+        """Return the calls of each sink for the records at some places, as JSON."""
+        return {
+            made.sink: Counter(json.dumps(call, sort_keys=True, default=repr) for call in made.calls)
+            for made in self.trial.calls(CALLS_OF, places)
+            if made.sink.partition("/")[0] not in self.unsteady
+        }
+
     def fates(self) -> tuple[dict[tuple[Any, ...], str], dict[tuple[Any, ...], str]]:
         """Return what became of each record of which something remains, and the reasons of dead letters."""
         ends: dict[tuple[Any, ...], set[str]] = defaultdict(set)
@@ -249,72 +245,64 @@ class _Compared:
 
 
 def _table_differences(old: _Compared, new: _Compared, samples: int) -> Iterator[TableDifference]:
-    changed = {key for key in old.hashes.keys() & new.hashes.keys() if old.hashes[key] != new.hashes[key]}
-    only = {"before": old.hashes.keys() - new.hashes.keys(), "now": new.hashes.keys() - old.hashes.keys()}
+    differing: dict[str, list[_Key]] = defaultdict(list)
     shown: dict[_Key, dict[str, Any]] = {}
-    by_table: Counter[str] = Counter()
-    for key in sorted({*changed, *only["before"], *only["now"]}):
-        by_table[key.table] += 1
-        if by_table[key.table] <= samples:
-            shown[key] = {"record": f"{key.topic}/{key.partition}/{key.offset}"}
+    for key in sorted(old.hashes.keys() | new.hashes.keys()):
+        if old.hashes.get(key) != new.hashes.get(key):
+            differing[key.table].append(key)
+            if len(differing[key.table]) <= samples:
+                shown[key] = {"record": f"{key.topic}/{key.partition}/{key.offset}"}
     columns: dict[str, Counter[str]] = defaultdict(Counter)
-    values: dict[_Key, dict[str, int]] = {}
-    for name, compared in (("before", old), ("now", new)):
+    values: dict[_Key, set[tuple[str, int]]] = {}
+    for when, compared in (("before", old), ("now", new)):
         for key, row in compared.rows():
             if key in shown:
-                shown[key][name] = row
-            if key in changed:
-                hashed = {column: hash(repr(value)) for column, value in row.items()}
-                if key in values:
-                    columns[key.table].update({column for column, _ in values.pop(key).items() ^ hashed.items()})
-                else:
-                    values[key] = hashed
+                shown[key][when] = row
+            if old.hashes.get(key) != new.hashes.get(key):
+                hashes = {(column, hash(repr(value))) for column, value in row.items()}
+                # A row that only one of them has differs in no column.
+                columns[key.table].update({column for column, _ in values.setdefault(key, hashes) ^ hashes})
 
-    chosen = (old.hashes.keys(), new.hashes.keys(), only["before"], only["now"], changed)
-    before, now, only_before, only_now, changed_rows = (Counter(key.table for key in keys) for keys in chosen)
+    before, now = (Counter(key.table for key in compared.hashes) for compared in (old, new))
     for table in sorted({*before, *now}):
+        keys = differing[table]
         types = _type_differences(old.types.get(table, {}), new.types.get(table, {}))
-        if by_table[table] or types:
+        if keys or types:
+            only_before = sum(key not in new.hashes for key in keys)
+            only_now = sum(key not in old.hashes for key in keys)
             yield TableDifference(
                 table=table,
                 before=before[table],
                 now=now[table],
-                only_before=only_before[table],
-                only_now=only_now[table],
-                changed=changed_rows[table],
+                only_before=only_before,
+                only_now=only_now,
+                changed=len(keys) - only_before - only_now,
                 columns=dict(columns[table]),
                 types=types,
-                samples=[sample for key, sample in shown.items() if key.table == table],
+                samples=[shown[key] for key in keys[:samples]],
             )
 
 
 def _type_differences(before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
     """Return the columns that only one has, or that are of another type; none where one has no rows."""
-    differences: dict[str, str] = {}
-    if before and now:
-        for name in (before.keys() | now.keys()) - _NOT_COMPARED:
-            if before.get(name) != now.get(name):
-                differences[name] = f"{now.get(name, 'none')}, was {before.get(name, 'none')}"
-    return differences
+    if not (before and now):
+        return {}
+    names = {name for name, _ in before.items() ^ now.items()} - _NOT_COMPARED
+    return {name: f"{now.get(name, 'none')}, was {before.get(name, 'none')}" for name in sorted(names)}
 
 
 def _call_differences(old: _Compared, new: _Compared, samples: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    calls: list[dict[str, Counter[str]]] = []
-    places = sorted({key.place for compared in (old, new) for key in compared.hashes if key.table == key.target})
-    for compared in (old, new):
-        by_sink = {}
-        for of_sink in compared.trial.calls(CALLS_OF, places[:CALLS_OF]):
-            if of_sink.sink.partition("/")[0] not in old.unsteady:
-                by_sink[of_sink.sink] = Counter(
-                    json.dumps(call, sort_keys=True, default=repr) for call in of_sink.calls
-                )
-        calls.append(by_sink)
+    places = {key.place for compared in (old, new) for key in compared.hashes if key.table == key.target}
+    chosen = sorted(places)[:CALLS_OF]
+    before, now = (compared.calls(chosen) for compared in (old, new))
     differences = {}
-    for sink in sorted(calls[0].keys() | calls[1].keys()):
-        before, now = (of_one.get(sink, Counter()) for of_one in calls)
-        if before != now:
-            only = {"before": [*(before - now).elements()], "now": [*(now - before).elements()]}
-            differences[sink] = {when: [json.loads(call) for call in texts[:samples]] for when, texts in only.items()}
+    for sink in sorted(before.keys() | now.keys()):
+        calls_before, calls_now = (calls.get(sink, Counter()) for calls in (before, now))
+        if calls_before != calls_now:
+            only = {"before": calls_before - calls_now, "now": calls_now - calls_before}
+            differences[sink] = {
+                when: [json.loads(call) for call in [*calls.elements()][:samples]] for when, calls in only.items()
+            }
     return differences
 
 
@@ -335,12 +323,11 @@ def _unsteady(config: Config) -> dict[str, str]:
     """Return the routes, and columns of routes, that depend on time, chance or user: each with the function."""
     found = {}
     for route in config.routes:
+        texts = [expectation.sql for expectation in route.expect]
         for rule in parts_in(route.match):
-            for option in (name for name, kind in type(rule).texts.items() if kind == "sql"):
-                if function := _unsteady_function(getattr(rule, option))[1]:
-                    found[route.identity] = function
-        for expectation in route.expect:
-            if function := _unsteady_function(expectation.sql)[1]:
+            texts += [getattr(rule, option) for option, kind in type(rule).texts.items() if kind == "sql"]
+        for text in texts:
+            if function := _unsteady_function(text)[1]:
                 found[route.identity] = function
         for text in route.select:
             column, function = _unsteady_function(text)

@@ -24,13 +24,15 @@ from pyspark.sql import functions as F
 
 from router.api.sinks import ApplyingSink, Opening
 from router.delta.commit import to_arrow_schema
+from router.delta.dataset import dataset_of
 from router.delta.keyed.row_order import OUTBOX_ONLY
 from router.delta.lake import Lake
 from router.delta.replace_by_spark import staged_rows
-from router.delta.staged_files import staged_parts
+from router.delta.staged_files import partition_values, staged_parts
 from router.delta.unreadable_values import as_rows
 from router.engine.audit.dead_letters import DeadLetterGroup, DeadLetterSelection, groups_in
 from router.engine.balance import sum_by_key, sum_counts
+from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, CopiedSchemas
 from router.engine.dead_letter_share import dead_letter_share
 from router.engine.decision import BatchDecider
@@ -43,9 +45,11 @@ from router.engine.source import source
 from router.engine.source.position import arrival_of, stored_records
 from router.engine.start.run_lock import RUN_LOCK, is_run_active, locked
 from router.engine.steps import Steps
-from router.errors import StartError
+from router.engine.views.schedule import in_order, refresher
+from router.errors import StartError, ViewError
 from router.own_names import OFFSET, OUTBOX, PARTITION, STAGING, TABLE, TOPIC
 from router.spark_internals import to_spark_columns
+from router.storage.locations import may_make_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,6 +118,7 @@ class SinkPreview:
 class Preview:
     """Where records would go. `place` is what they were read from; `stops` has why the batch would not be committed.
 
+    `views` are the rows that views would have of these records alone; of those, `target` is the name of the view.
     By name: `expectations` (`route/expectation`) the events on which they do not hold, `waiting` (`route/sink/table`)
     why rows would wait in a quarantine.
     """
@@ -123,6 +128,7 @@ class Preview:
     unmatched: int
     stops: tuple[str, ...]
     tables: tuple[TablePreview, ...]
+    views: tuple[TablePreview, ...]
     sinks: tuple[SinkPreview, ...]
     dead_letters: tuple[DeadLetterGroup, ...]
     expectations: dict[str, int]
@@ -221,34 +227,25 @@ class Trial:
 
 def preview(context: ReprocessContext, choice: RecordChoice, samples: int) -> Preview:
     """Return where records would go, with some rows of each table as samples. Deletes what it has staged."""
-    with staging_lake_of(context) as staging_lake:
-        context = only_existing(context, staging_lake)
-        place, records = chosen_records(context, choice)
-        trial = Trial.of(context, staging_lake, place, records)
-        decision = trial.decision
-        return Preview(
-            place=place,
-            read=sum_counts(decision.partitions, "read"),
-            unmatched=sum_counts(decision.partitions, "unmatched"),
-            stops=tuple(trial.noted),
-            tables=tuple(_tables(trial, samples)),
-            sinks=tuple(trial.calls(samples)),
-            dead_letters=tuple(_groups(trial.dead_letters())),
-            expectations=dict(sum_by_key(decision.partitions, "violated")),
-            waiting=trial.waiting,
-        )
+    with staging_lake_of(context) as staging_lake, chosen_records(context, choice) as (place, records):
+        return preview_of(Trial.of(context, staging_lake, place, records), records, samples, place)
 
 
-def only_existing(context: ReprocessContext, staging_lake: Lake) -> ReprocessContext:
-    """Return a context whose lake and checkpoint are there, or else empty ones: reading would make their folders."""
-    empty = Lake.at(f"{staging_lake.root}/missing", staging_lake.options)
-    lake, checkpoint = (_existing(place, empty) for place in (context.lake, context.checkpoint))
-    return replace(context, lake=lake, checkpoint=checkpoint)
-
-
-def _existing(place: Lake, empty: Lake) -> Lake:
-    """Return a place, or an empty one if its folder is missing: reading would make it."""
-    return empty if place.is_local and not Path(place.root).exists() else place
+def preview_of(trial: Trial, records: DataFrame, samples: int, place: str) -> Preview:
+    """Return what a trial of records shows."""
+    partitions = trial.decision.partitions
+    return Preview(
+        place=place,
+        read=sum_counts(partitions, "read"),
+        unmatched=sum_counts(partitions, "unmatched"),
+        stops=tuple(trial.noted),
+        tables=tuple(_tables(trial, samples)),
+        views=tuple(_views(trial, records, samples)),
+        sinks=tuple(trial.calls(samples)),
+        dead_letters=tuple(_groups(trial.dead_letters())),
+        expectations=dict(sum_by_key(partitions, "violated")),
+        waiting=trial.waiting,
+    )
 
 
 @contextmanager
@@ -278,7 +275,21 @@ def staging_lake_of(context: ReprocessContext) -> Iterator[Lake]:
                 around.files.delete_dir(info.path)
 
 
-def chosen_records(context: ReprocessContext, choice: RecordChoice) -> tuple[str, DataFrame]:
+@contextmanager
+def chosen_records(context: ReprocessContext, choice: RecordChoice) -> Iterator[tuple[str, DataFrame]]:
+    """Yield where the records come from, and the records: the same ones however often they are read, and in one order.
+
+    Raises StartError if they cannot be had there.
+    """
+    place, records = _find_records(context, choice)
+    records.persist()
+    try:
+        yield place, records
+    finally:
+        records.unpersist()
+
+
+def _find_records(context: ReprocessContext, choice: RecordChoice) -> tuple[str, DataFrame]:
     """Return where the records come from, and the records. Lazy. Raises StartError if they cannot be had there."""
     config, spark, lake = context.config, context.spark, context.lake
     kafka = config.source.kafka
@@ -359,11 +370,37 @@ def columns_of(schema: str | None) -> dict[str, str]:
     return {field.name: field.dataType.simpleString() for field in fields}
 
 
+def _views(trial: Trial, records: DataFrame, samples: int) -> Iterator[TablePreview]:
+    """Yield what views would make of the records if there were no others: all goes into a lake of their own."""
+    context = trial.context
+    if not context.config.views:
+        return
+    lake = Lake.at(f"{trial.staging_lake.root}/alone", trial.staging_lake.options)
+    places = {"lake": lake.root, "checkpoint": f"{lake.root}/checkpoint", "storage_options": lake.options}
+    config = context.config.model_copy(update={**places, "debug": True})  # which sends nothing
+    store = CheckpointStore(Lake.at(config.checkpoint_path(), lake.options), "preview")
+    Batches(config, "", context.spark, lake, store, PreviewDestination(config, "preview")).process(records, 0)
+    refreshes = refresher(config, context.spark, lake, store)
+    for view in in_order(config.views):
+        try:
+            refreshes.refresh(view)
+        except ViewError as error:
+            yield TablePreview(view.into, view.name, 0, f"cannot be told: {error}")
+            continue
+        for table in lake.every_table():
+            handle = lake.open(table) if may_make_name(view.into, table) else None
+            if handle is not None:
+                rows = dataset_of(handle)
+                columns = columns_of(handle.schema().to_json())
+                yield TablePreview(table, view.name, rows.count_rows(), "", columns, as_rows(rows.head(samples)))
+
+
 def _samples(lake: Lake, commit: TableCommit, count: int) -> list[dict[str, Any]]:
     """Return the first rows of a commit."""
     samples: list[dict[str, Any]] = []
     for file, rows in staged_parts(lake, commit.files):
-        samples += [{**file.partition, **row} for row in as_rows(rows.slice(0, count - len(samples)))]
+        partition = partition_values(file, to_arrow_schema(commit.columns))
+        samples += [{**partition, **row} for row in as_rows(rows.slice(0, count - len(samples)))]
         if len(samples) >= count:
             break
     return samples

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -10,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -29,11 +28,16 @@ from router.engine.spark import session
 from router.engine.start.run_lock import RUN_LOCK, locked
 from router.engine.stream import run
 from router.registry import load_registry
+from router_demo.api import Api
+from tests.engine.reprocess.traces import traces_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
 
     from router_demo.kafka import EmbeddedKafka
+    from tests.schemas.faulty import FaultyRegistry
 
 YAML = """\
 name: games
@@ -136,15 +140,6 @@ class Game:
         handle = self.lake.open(table)
         return {field.name for field in handle.schema().fields} if handle else set()
 
-    def traces(self) -> dict[str, tuple[str, int]]:
-        """Return content and time of everything below the folder."""
-        found = {}
-        for place, _, names in os.walk(self.folder):
-            for path in [Path(place), *(Path(place) / name for name in names)]:
-                content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-                found[str(path)] = (content, path.stat().st_mtime_ns)
-        return found
-
 
 @pytest.fixture
 def game(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Game:
@@ -192,12 +187,12 @@ def test_the_next_batch_does_what_its_preview_says(game: Game, caplog: pytest.Lo
     for batch, (words, records) in enumerate(batches):
         game.says(**words)
         game.gets(*records)
-        before, traces, flown = game.counts(), game.traces(), game.flown()
+        before, traces, flown = game.counts(), traces_of(game.folder), game.flown()
         columns = {table: game.columns(table) for table in before}
 
         found = game.document("--source", "topic", "--samples", "100")
 
-        assert game.traces() == traces
+        assert traces_of(game.folder) == traces
         caplog.clear()
         game.runs()
         gained = +(game.counts() - before)
@@ -418,6 +413,55 @@ def test_records_are_chosen_in_a_topic_without_a_trace_there(game: Game, broker:
     assert not (game.folder / "lake").exists()
 
 
+SENDING = """\
+name: games
+lake: {folder}/lake
+source: {{kafka: {{servers: "{servers}", topics: [{topic}]}}}}
+decode: {{avro: {{registry: "{registry}", subjects: [{topic}-value]}}}}
+routes:
+  - name: wins
+    match: {{sql: "event.n > 2"}}
+    select: ["event.n"]
+    sinks:
+      - {{rest: "{api}/wins"}}
+      - {{kafka: {{servers: "{servers}", topic: {topic}-copy, create_topics: {{partitions: 1}}}}}}
+trigger: {{once: true}}
+dead_letters: ops.dead
+"""
+
+
+def test_registry_broker_and_api_are_as_before(game: Game, broker: EmbeddedKafka, faulty: FaultyRegistry) -> None:
+    """Without it somebody who looks registers schemas, makes topics, or pays players."""
+    topic = "seen-before"
+    schema = {"type": "record", "name": "win", "fields": [{"name": "n", "type": "long"}]}
+    number = faulty.book.add(f"{topic}-value", json.dumps(schema), "AVRO")
+    broker.create_topic(topic, 1)
+    producer = Producer({"bootstrap.servers": broker.servers})
+    for n in range(5):
+        producer.produce(topic, b"\0" + number.to_bytes(4, "big") + bytes([2 * n]))  # a long is zigzag
+    assert producer.flush(60) == 0
+    admin = AdminClient({"bootstrap.servers": broker.servers})
+
+    def topics() -> set[str]:
+        return set(admin.list_topics(timeout=20).topics)
+
+    def groups() -> set[str]:
+        return {group.group_id for group in admin.list_consumer_groups().result().valid}
+
+    with Api() as api:
+        places = {"servers": broker.servers, "topic": topic, "registry": faulty.url, "api": api.url}
+        (game.folder / "games.yaml").write_text(SENDING.format(folder=game.folder, **places))
+        before = topics(), groups(), deepcopy(faulty.book), traces_of(game.folder)
+
+        found = game.document("--samples", "100")
+
+        assert (topics(), groups(), faulty.book, traces_of(game.folder)) == before
+        assert api.requests() == []
+    assert {seen.method for seen in faulty.seen} == {"GET"}
+    calls = {sink["sink"]: sink["calls"] for sink in found["sinks"]}
+    assert [call["body"] for call in calls["wins/rest"]] == [{"n": 3}, {"n": 4}]
+
+
 def test_a_choice_that_cannot_be_made_is_refused(game: Game) -> None:
     game.gets(*events(1))
 
@@ -471,7 +515,7 @@ def test_a_killed_preview_leaves_files_in_its_own_folder_only(
     temporary = game.folder.parent / f"{game.folder.name}_tmp"
     temporary.mkdir()
     around = temporary / f"router-previews-{os.getuid()}"
-    traces = game.traces()
+    traces = traces_of(game.folder)
     command = [sys.executable, "-m", "router", "preview", "games.yaml", "--plugin", "flock.py"]
     environ = {**os.environ, "TMPDIR": str(temporary)}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -482,12 +526,12 @@ def test_a_killed_preview_leaves_files_in_its_own_folder_only(
         process.kill()
 
     assert [*around.iterdir()]
-    assert game.traces() == traces
+    assert traces_of(game.folder) == traces
     monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(temporary))
     time.sleep(3)  # a preview that has just begun is left alone
     game.document()
     assert [*around.iterdir()] == []
-    assert game.traces() == traces
+    assert traces_of(game.folder) == traces
 
 
 def test_records_are_staged_in_no_folder_of_another_user(game: Game, monkeypatch: pytest.MonkeyPatch) -> None:
