@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from deltalake import DeltaTable
 
-_KEPT = {"appendOnly", "changeDataFeed", "deletionVectors", "timestampNtz"}
+_RESPECTED_FEATURES = {"appendOnly", "changeDataFeed", "deletionVectors", "timestampNtz"}
 """Features that an append of staged files by delta-rs respects, whether the table uses them or not."""
 ALLOWED = {"invariants", "checkConstraints", "generatedColumns"}
 """Features that a table may list without using them: `_MARKS` and its properties tell whether it does."""
@@ -49,7 +49,7 @@ def features_against_appends(table: DeltaTable) -> set[str]:
     """Return the features of a table because of which delta-rs must not append staged files to it."""
     protocol = table.protocol()
     metadata = table.metadata()
-    features = {*(protocol.writer_features or ()), *(protocol.reader_features or ())} - _KEPT - ALLOWED
+    features = {*(protocol.writer_features or ()), *(protocol.reader_features or ())} - _RESPECTED_FEATURES - ALLOWED
     if protocol.min_reader_version > NEWEST[0] or protocol.min_writer_version > NEWEST[1]:
         features.add(f"protocol {protocol.min_reader_version}, {protocol.min_writer_version}")
     if protocol.min_writer_version == IDENTITY_COLUMNS:

@@ -45,7 +45,7 @@ KEEPS = "; the router did not make the table, or it is too large to be rewritten
 """The end of a dead letter's reason, if a value does not fit because its table keeps its types."""
 WIDENED = "router.widened"
 """The note of a rewrite's commit: the columns that became wider."""
-_ROWS = 1 << 16
+_REWRITTEN_ROWS_AT_ONCE = 1 << 16
 """Rows that are read at once from a file that is rewritten."""
 _TRIES = 8
 _WAIT_SECONDS = 0.4
@@ -202,7 +202,7 @@ def copied_rows(lake: Lake, of: tuple[str, DeltaTable], table: str, schema: pa.S
 
 
 def _read_rows(lake: Lake, table: str, handle: DeltaTable) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the partition (as JSON) and rows of a table's files, up to `ROWS` rows at a time."""
+    """Yield the partition (as JSON) and rows of a table's files, up to `_REWRITTEN_ROWS_AT_ONCE` rows at a time."""
     actions: Any = pa.table(handle.get_add_actions())
     for action in actions.to_pylist():
         values = action.get("partition") or {}
@@ -210,7 +210,7 @@ def _read_rows(lake: Lake, table: str, handle: DeltaTable) -> Iterator[tuple[str
         with lake.files.open_input_file(f"{table.replace('.', '/')}/{unquote(action['path'])}") as source:
             # INT96 has nanoseconds, and years beyond 2262 would overflow.
             parquet = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
-            for batch in parquet.iter_batches(_ROWS):
+            for batch in parquet.iter_batches(_REWRITTEN_ROWS_AT_ONCE):
                 yield partition, pa.Table.from_batches([batch])
 
 

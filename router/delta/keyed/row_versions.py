@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 DELETED_AT = "_deleted_at"
-_ROWS = 1 << 18
+_SEARCHED_ROWS = 1 << 18
 """Rows that are searched at once for the keys of the batch, which are hashed again each time."""
 SWEPT = 64
 """Commits after which expired deletions are forgotten."""
@@ -125,7 +125,7 @@ def rows_of_keys(table: DeltaTable, rows: pa.Table, keyed: KeyedTable, names: li
     # that are read as views, which the reader cannot compare.
     with_keys = ds.FileSystemDataset(files, schema, content.format, content.filesystem)
     parts: list[pa.RecordBatch] = []
-    for batch in with_keys.to_batches(columns=columns, batch_size=_ROWS):
+    for batch in with_keys.to_batches(columns=columns, batch_size=_SEARCHED_ROWS):
         part = batch.filter(_may_match(batch, values))
         if len(part):
             parts.append(part)

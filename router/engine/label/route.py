@@ -644,7 +644,7 @@ def _expand_star(frame: DataFrame, text: str) -> list[Column]:
     return [F.expr(text)]
 
 
-_KEPT = (BinaryType, BooleanType, DateType, NumericType, StringType, TimestampNTZType, TimestampType)
+_TYPES_OF_DELTA = (BinaryType, BooleanType, DateType, NumericType, StringType, TimestampNTZType, TimestampType)
 """The types of single values that Delta keeps."""
 
 
@@ -659,7 +659,7 @@ def _types_delta_lacks(kind: DataType, column: str = "") -> Iterator[str]:
     elif isinstance(kind, MapType):
         yield from _types_delta_lacks(kind.keyType, column)
         yield from _types_delta_lacks(kind.valueType, column)
-    elif not isinstance(kind, _KEPT):
+    elif not isinstance(kind, _TYPES_OF_DELTA):
         yield f"column {column}: a table cannot keep {kind.simpleString()}; cast it or leave it out in `select`"
 
 

@@ -45,7 +45,7 @@ from router.engine.source import source
 from router.engine.source.position import arrival_of, stored_records
 from router.engine.start.run_lock import RUN_LOCK, is_run_active, locked
 from router.engine.steps import Steps
-from router.engine.views.schedule import in_order, refresher
+from router.engine.views.schedule import create_refresher, in_order
 from router.errors import StartError, ViewError
 from router.own_names import OFFSET, OUTBOX, PARTITION, STAGING, TABLE, TOPIC
 from router.spark_internals import to_spark_columns
@@ -380,10 +380,10 @@ def _views(trial: Trial, records: DataFrame, samples: int) -> Iterator[TablePrev
     config = context.config.model_copy(update={**places, "debug": True})  # which sends nothing
     store = CheckpointStore(Lake.at(config.checkpoint_path(), lake.options), "preview")
     Batches(config, "", context.spark, lake, store, PreviewDestination(config, "preview")).process(records, 0)
-    refreshes = refresher(config, context.spark, lake, store)
+    refreshes = create_refresher(config, context.spark, lake, store)
     for view in in_order(config.views):
         try:
-            refreshes.refresh(view)
+            refreshes.refresh_view(view)
         except ViewError as error:
             yield TablePreview(view.into, view.name, 0, f"cannot be told: {error}")
             continue

@@ -12,7 +12,7 @@ from router.delta.unreadable_values import as_rows
 from router.engine.checkpoint_store import LearntSchemas
 from router.engine.outbox.apply import open_sinks
 from router.engine.reprocess.preview import Trial, preview_of, staging_lake_of
-from router.engine.views.schedule import in_order, refresher
+from router.engine.views.schedule import create_refresher, in_order
 from router.stages import Stage
 from router_rest.sink import Rest
 from router_sinks.kafka import Kafka
@@ -189,10 +189,10 @@ def check_sinks(drawn: DrawnWithSinks, found: Preview, before: Counter[tuple[str
 
 def check_views(query: Query, found: Preview) -> None:
     """Hold the rows of views that were said against those of the first records."""
-    refreshes = refresher(query.config, query.spark, query.lake, query.store)
+    refreshes = create_refresher(query.config, query.spark, query.lake, query.store)
     wanted = {}
     for view in in_order(query.config.views):
-        refreshes.refresh(view)
+        refreshes.refresh_view(view)
         if query.lake.open(view.into):
             wanted[view.into] = row_texts(as_rows(query.content(view.into)))
     assert {view.table: row_texts(view.samples) for view in found.views if view.columns} == wanted
