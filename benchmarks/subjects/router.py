@@ -26,7 +26,7 @@ from router.config.models import Trigger
 from router.engine.checkpoint_store import LearntSchemas, lake_and_checkpoint
 from router.engine.reprocess.context import ReprocessContext
 from router.engine.reprocess.refresh import Refresh
-from router.engine.source.source import CONSUMER, sample
+from router.engine.source.source import CONSUMER, read_sample
 from router.engine.spark.session import build_session, local_master, session_builder
 from router.engine.start.checks import executors_of
 from router.engine.stream import RunOptions, run
@@ -168,7 +168,7 @@ ROWS = 10_000
 def _decode(spark: SparkSession, task: Task) -> Run:
     """Decode the topic's records from memory: in this thread, or as Spark's expressions in one task."""
     config = load_config(write_configuration(task), load_registry()).config
-    raw = sample(spark, config, task.events).coalesce(1).cache()
+    raw = read_sample(spark, config, task.events).coalesce(1).cache()
     read = raw.count()
     nothing = Preparation(Path(task.folder), False, raw.limit, LearntSchemas())
     decoder = config.decode.prepare(nothing).refresh(frozenset())

@@ -226,13 +226,13 @@ class _Command:
 
     def send_choice(self) -> bool:
         """Send what is chosen; say whether all of what a sink kept was delivered. One replay at a time."""
-        from router.engine.start.run_lock import locked
+        from router.engine.start.run_lock import hold_file_lock
 
         name = self.context.config.name
         is_delivered = True
         with ExitStack() as locks:
             busy = f"another replay of {name} is at work; wait for its end, or stop it"
-            locks.enter_context(locked(self.context.checkpoint, "replays/lock", busy))
+            locks.enter_context(hold_file_lock(self.context.checkpoint, "replays/lock", busy))
             # Rows that sinks keep can be sent while the stream runs; dead letters go into the tables that it writes.
             letters = self._letters_to_send()
             if letters:

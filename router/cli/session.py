@@ -82,12 +82,12 @@ def session_on_lake(
     cannot be written if the command `writes`.
     """
     from router.engine.checkpoint_store import lake_and_checkpoint
-    from router.engine.start.checks import reach
+    from router.engine.start.checks import make_reachable
 
     with spark_session(config, master) as session:
         # The settings hold the credentials of the lake: without them Spark takes those of the environment, or none.
         for place in lake_and_checkpoint(config):
-            reach(session, place, needed_for=("this command",) if by_spark else (), writes=writes)
+            make_reachable(session, place, needed_for=("this command",) if by_spark else (), writes=writes)
         yield session
 
 
@@ -122,11 +122,11 @@ def watched_session(
 @contextmanager
 def stream_held_off(checkpoint: Lake, name: str, refusal: str) -> Iterator[None]:
     """Hold the lock of a stream, so that it cannot start meanwhile. Raises StartError with `refusal` if it runs."""
-    from router.engine.start.run_lock import alone
+    from router.engine.start.run_lock import hold_run_lock
 
     with ExitStack() as lock:
         try:
-            lock.enter_context(alone(checkpoint, name))
+            lock.enter_context(hold_run_lock(checkpoint, name))
         except RunningError as error:
             raise StartError(refusal) from error
         yield

@@ -196,13 +196,13 @@ class Batches:
             path = f"{UNREADABLE_FOLDER}/{self.store.run}.json"
             noted = self.store.load(path)
             is_noted = noted is not None and noted["batch"] == steps.batch
-            found = FoundRecords.of(noted) if is_noted else search.find()
+            found = FoundRecords.from_json(noted) if is_noted else search.find()
             if not found.reasons:
                 raise error
             note = {"batch": steps.batch, **found.as_json()}
             self.store.write(path, json.dumps(note).encode())
             log.warning("%s, batch %d: %s", self.config.name, steps.batch, found)
-            return search.frame(found)
+            return search.frame_with_reasons(found)
 
     def carry_out(
         self,

@@ -44,11 +44,18 @@ from router.engine.source import source
 from router.engine.source.consumer_group import ConsumerGroup, refuse_foreign_group
 from router.engine.source.failing_records import Span
 from router.engine.spark.session import alive, quiet_failures, quiet_gateway
-from router.engine.start.checks import Checkpoint, begin, executors_of, reach, refuse_speculation, was_cut_off
+from router.engine.start.checks import (
+    Checkpoint,
+    executors_of,
+    find_starting_offsets,
+    make_reachable,
+    refuse_speculation,
+    was_cut_off,
+)
 from router.engine.start.killed_repairs import clear_killed_repairs
 from router.engine.start.lost_records import LostRecords
 from router.engine.start.missing_topics import NO_POSITION, NO_TOPIC, refuse_missing_topics, wait_for_topics
-from router.engine.start.run_lock import alone
+from router.engine.start.run_lock import hold_run_lock
 from router.engine.start.spark_checkpoint import CheckpointMending, SparkNotes, path_before, refuse_left_topics
 from router.engine.start.spark_needs import spark_needs
 from router.engine.status.api_states import ApiStates
@@ -166,12 +173,12 @@ def _run_with_retries(
     config = loaded.config
     lake, checkpoint = lake_and_checkpoint(config)
     tables = TableCache(lake)
-    reach(spark, lake, needed_for=spark_needs(config))
-    reach(spark, checkpoint, needed_for=("its checkpoint",))
+    make_reachable(spark, lake, needed_for=spark_needs(config))
+    make_reachable(spark, checkpoint, needed_for=("its checkpoint",))
     trouble = RepeatedTrouble()
     retry = make_retrying(config, spark, options.stop, status, trouble=trouble)
     status.note_start_step("the lock and the check of lake and checkpoint")
-    with alone(checkpoint, config.name, options.stop.set):
+    with hold_run_lock(checkpoint, config.name, options.stop.set):
         retry.copy()(refuse_foreign_group, config)
         since = retry.copy()(_mend_and_check, loaded, spark, (tables, checkpoint), options.accept)
         status.note_start_step("the decoder and its schemas")
@@ -183,10 +190,10 @@ def _run_with_retries(
                     return []
                 raise
         memory = LearntSchemas(CheckpointStore(checkpoint))
-        source.learn(spark, config, memory)
+        source.learn_columns(spark, config, memory)
 
         def sample_rows(rows: int) -> DataFrame:
-            return retry.copy()(source.sample, spark, config, rows)
+            return retry.copy()(source.read_sample, spark, config, rows)
 
         reads_topic = config.source.reads_topic
         preparation = Preparation(loaded.path.parent, options.refresh, sample_rows, memory, config.debug, reads_topic)
@@ -230,9 +237,9 @@ def _mend_and_check(
     tables, checkpoint = at
     refuse_speculation(spark.sparkContext.getConf().get("spark.speculation"), loaded.config)
     CheckpointStore(checkpoint).note_format()
-    CheckpointMending(loaded.config, tables.lake, checkpoint, loaded.fingerprint).mend()
+    CheckpointMending(loaded.config, tables.lake, checkpoint, loaded.fingerprint).mend_notes()
     clear_killed_repairs(tables.lake, checkpoint, loaded.config.name)
-    since = begin(spark, tables, checkpoint, loaded.config, accept)
+    since = find_starting_offsets(spark, tables, checkpoint, loaded.config, accept)
     refuse_changed_keys(tables, CheckpointStore(checkpoint), loaded.config)
     refuse_changes(LakeChanges(loaded.config, tables, checkpoint), accept)
     refuse_left_topics(loaded.config, checkpoint)
@@ -457,7 +464,7 @@ class _StreamRun:
         self.probe.result()
 
     def _start_query(self, begin: source.Offsets | None) -> StreamingQuery:
-        frame, trigger = source.stream(self.spark, self.config, begin), self._trigger
+        frame, trigger = source.open_stream(self.spark, self.config, begin), self._trigger
         writer = frame.writeStream.queryName(self.config.name).foreachBatch(self._handle_batch)
         writer = writer.option("checkpointLocation", self.checkpoint.for_spark("spark"))
         if trigger.once:
@@ -478,7 +485,7 @@ class _StreamRun:
         gone = LostRecords(self.spark, self.lake, self.checkpoint, self.config, self._committers)
         passed_over = gone.pass_over(accepted=is_lost and "lost-records" in self.options.accept)
         if is_lost and not passed_over:
-            raise gone.refusal(error) from error
+            raise gone.make_start_error(error) from error
         for sentence in passed_over:
             log.warning("%s: %s", self.config.name, sentence)
         return bool(passed_over)
@@ -588,7 +595,7 @@ class _StreamRun:
             if not free or self.options.stop.is_set():
                 raise Stopped
             self.batches = self.batches or self._make_batches(raw)
-            records = source.records(raw, self.config, self._learnt_schemas, batch, self.batches.numbers)
+            records = source.read_batch(raw, self.config, self._learnt_schemas, batch, self.batches.numbers)
             with self.releasing:
                 report = self.batches.process(records, batch)
             self.pauses.note_success()
@@ -632,8 +639,8 @@ class _StreamRun:
         kafka = self.config.source.kafka
         assert kafka is not None
         notes = SparkNotes(self.checkpoint)
-        begins = notes.offsets(path_before(batch))
-        ends = notes.offsets(f"offsets/{batch}")
+        begins = notes.read_offsets(path_before(batch))
+        ends = notes.read_offsets(f"offsets/{batch}")
         # A partition that is new begins with its first record.
         first = source.retained_offsets(self.spark, kafka, ends)
         spans = []

@@ -23,7 +23,7 @@ from router.delta.unreadable_values import as_rows
 from router.engine import ledger
 from router.engine.checkpoint_store import held_topics
 from router.engine.source import source
-from router.engine.start.checks import last_manifest, resume
+from router.engine.start.checks import last_manifest, read_resume_offsets
 from router.engine.start.missing_topics import NO_TOPIC
 from router.errors import StartError
 
@@ -137,7 +137,7 @@ class TopicIds:
         bronze = self.config.bronze_tables()
         if kafka is None or bronze is None or lake.open(self.config.ledger) is None:
             return
-        next_offsets = resume(lake, self.config.ledger, self.config.name)
+        next_offsets = read_resume_offsets(lake, self.config.ledger, self.config.name)
         retained = source.retained_offsets(self.spark, kafka, next_offsets)
         begins: source.Offsets = {}
         ends: source.Offsets = {}

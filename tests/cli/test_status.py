@@ -29,7 +29,7 @@ from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.ledger import SCHEMA as LEDGER
 from router.engine.quarantine.table import PendingRelease, Place, write_pending
-from router.engine.start.run_lock import alone
+from router.engine.start.run_lock import hold_run_lock
 from router.engine.status.board import StatusBoard
 from router.engine.status.server import StatusServer
 from router.engine.status.snapshot import QuarantineStatus
@@ -268,7 +268,7 @@ def test_a_lake_that_spark_has_no_file_system_for_is_refused_at_once(
         raise StartError("Spark has no file system for s3://lake")
 
     monkeypatch.setattr("router.cli.session.spark_session", lambda *_: nullcontext())
-    monkeypatch.setattr("router.engine.start.checks.reach", reach)
+    monkeypatch.setattr("router.engine.start.checks.make_reachable", reach)
     done = CliRunner().invoke(commands, arguments, prog_name="router")
     assert (done.exit_code, asked) == (2, [reads_by_spark]), done.output
     assert "router: Spark has no file system for s3://lake" in done.stderr
@@ -360,7 +360,7 @@ def test_a_stream_that_is_down_has_left_what_it_did(run: Run, checkpoint: Lake) 
 def test_a_stream_without_a_server_is_seen_by_its_lock(run: Run, checkpoint: Lake) -> None:
     """Without it a stream that was started without `ui` is reported as down."""
     book(read_rows(500))
-    with alone(checkpoint, "games"):
+    with hold_run_lock(checkpoint, "games"):
         done = run()
         assert (done.exit_code, done.output.splitlines()[0]) == (0, "games: running")
         assert run("--max-age", "5 min").exit_code == 2

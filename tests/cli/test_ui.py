@@ -18,7 +18,7 @@ from router.config.loader import load_config
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.quarantine.table import PendingRelease, Place, write_pending
-from router.engine.start.run_lock import alone
+from router.engine.start.run_lock import hold_run_lock
 from router.engine.status.lake_board import LakeBoard
 from router.registry import load_registry
 from tests.cli.test_status import TEXT, board, book, read_rows, run
@@ -122,7 +122,7 @@ def test_what_cannot_be_read_is_a_warning(config_file: Path) -> None:
 def test_a_stream_without_a_page_is_seen_as_running(config_file: Path) -> None:
     """Without it somebody starts it a second time."""
     config = load_config(config_file, load_registry(), environ={}).config
-    with alone(Lake.at(config.checkpoint_path()), "games"):
+    with hold_run_lock(Lake.at(config.checkpoint_path()), "games"):
         assert lake_board(config_file).snapshot().state == "running"
 
 

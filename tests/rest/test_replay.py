@@ -19,7 +19,7 @@ from router.config.loader import load_config
 from router.delta.lake import Lake
 from router.engine.ledger import read_last_batches
 from router.engine.spark import session
-from router.engine.start.run_lock import alone, locked
+from router.engine.start.run_lock import hold_file_lock, hold_run_lock
 from router.engine.stream import run
 from router.registry import load_registry
 from router_demo.api import Api, Failure, Poison
@@ -138,7 +138,7 @@ def test_what_was_parked_or_refused_arrives_once_by_the_keys_of_its_receipts(gam
     ]
     assert (document["sent"], document["dead_letters"]) == ([], [])
 
-    with alone(Lake.at(f"{games.folder}/lake/_router/games"), "games"):  # as a run does
+    with hold_run_lock(Lake.at(f"{games.folder}/lake/_router/games"), "games"):  # as a run does
         first = games.replay()
 
     assert first.exit_code == 0, first.output
@@ -305,7 +305,7 @@ def test_two_replays_of_a_sink_do_not_meet(games: Games) -> None:
     """Without it two people who see the same alarm send all rows twice."""
     checkpoint = Lake.at(f"{games.folder}/lake/_router/games")
 
-    with locked(checkpoint, "replays/lock", "busy"):
+    with hold_file_lock(checkpoint, "replays/lock", "busy"):
         result = games.replay()
 
     assert result.exit_code == 2

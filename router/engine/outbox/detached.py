@@ -148,21 +148,23 @@ class DetachedSink(OutboxSink):
     def mend_notes(self) -> None:
         """Repair Spark's notes about the query after a power cut. Raises StartError if a person has to decide."""
         notes = SparkNotes(self.checkpoint, self.place)
-        begun = notes.numbers("offsets")
-        if notes.damage("metadata"):
+        begun = notes.list_batches("offsets")
+        if notes.find_damage("metadata"):
             if begun:
-                raise notes.refusal("metadata", "It says which run of the sink this is", self._recovery_hint)
-            notes.mend("metadata", None, "the sink has got nothing, and a new run begins")
+                raise notes.make_refusal("metadata", "It says which run of the sink this is", self._recovery_hint)
+            notes.mend_note("metadata", None, "the sink has got nothing, and a new run begins")
         notes.mend_commits()
         # A note can be deleted only if nothing of its batch was sent: else the batch would get other rows.
         for batch in reversed(begun):
             path = f"offsets/{batch}"
-            if not notes.damage(path):
+            if not notes.find_damage(path):
                 return
-            run = json.loads(notes.text("metadata") or "{}").get("id", "")
+            run = json.loads(notes.read_text("metadata") or "{}").get("id", "")
             if self._may_have_got(run, batch, notes):
-                raise notes.refusal(path, f"It says which rows are in batch {batch} of the sink", self._recovery_hint)
-            notes.mend(path, None, f"the sink has got nothing of batch {batch}, and its rows are read again")
+                raise notes.make_refusal(
+                    path, f"It says which rows are in batch {batch} of the sink", self._recovery_hint
+                )
+            notes.mend_note(path, None, f"the sink has got nothing of batch {batch}, and its rows are read again")
 
     @property
     def _recovery_hint(self) -> str:
@@ -172,7 +174,9 @@ class DetachedSink(OutboxSink):
 
     def _may_have_got(self, run: str, batch: int, notes: SparkNotes) -> bool:
         """Return whether the sink may have got rows of a batch."""
-        if batch in notes.numbers("commits") or self.key in CheckpointStore(self.checkpoint, run).read_applied(batch):
+        if batch in notes.list_batches("commits") or self.key in CheckpointStore(self.checkpoint, run).read_applied(
+            batch
+        ):
             return True
         owner = TransactionId("sink", f"{self.config.name}:{run}", self.route, self.name)
         return has_parts(self.lake, str(owner), batch)

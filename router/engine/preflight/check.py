@@ -97,12 +97,12 @@ def _analyse(
     preparation = Preparation(
         folder=Path(loaded.path).parent,
         refresh=False,
-        sample=partial(source.sample, session, config),
+        sample=partial(source.read_sample, session, config),
         memory=memory,
         reads_topic=config.source.reads_topic,
     )
     try:
-        source.learn(session, config, memory)
+        source.learn_columns(session, config, memory)
         prepared = call_part(config.decode, "prepare", Decoder, preparation)
         config = config.model_copy(update={"decode": prepared.refresh(frozenset())})
         decoding_of(config.decode, raw)
@@ -166,7 +166,7 @@ def _missing_folder(loaded: Loaded, session: SparkSession) -> Iterator[str]:
     if files is None or not is_local_path(files.path):
         return  # a check needs no rights in a bucket
     try:
-        source.stream(session, loaded.config)
+        source.open_stream(session, loaded.config)
     except StartError as error:
         yield f"a run is refused here: {error}"
 

@@ -29,7 +29,13 @@ from router.engine.merge.backlog import BacklogStore
 from router.engine.merge.coordinator import MergedTables
 from router.engine.merge.key_checks import changed_keys
 from router.engine.quarantine.table import quarantined_in
-from router.engine.start.checks import Checkpoint, examine, refuse_moved, refuse_other_source, refuse_shared
+from router.engine.start.checks import (
+    Checkpoint,
+    check_lake_and_checkpoint,
+    refuse_moved,
+    refuse_other_source,
+    refuse_shared,
+)
 from router.engine.start.spark_checkpoint import refuse_left_topics
 from router.engine.views.sources import ViewTables
 from router.errors import StartError, TableError, ViewError, first_line
@@ -165,7 +171,7 @@ class LakeChanges:
             (("source",), partial(refuse_left_topics, config, self.checkpoint)),
             (("routes",), partial(refuse_moved, self._lake, config)),
             (("name",), partial(refuse_shared, self._lake, config)),
-            (("lake",), partial(examine, self._lake, config.ledger, config.name, self._past)),
+            (("lake",), partial(check_lake_and_checkpoint, self._lake, config.ledger, config.name, self._past)),
         )
         for place, check in checks:
             try:

@@ -32,7 +32,7 @@ from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
 from router.engine.destination import Destination
 from router.engine.label.layout import BRONZE_SCHEMA, outbox_of
 from router.engine.ledger import VIOLATED
-from router.engine.source.file_rows import hinted
+from router.engine.source.file_rows import schemas_from_hints
 from router.engine.views.schedule import create_refresher, in_order
 from router.errors import ConfigError, Problem, RouterError, ViewError
 from router.moments import parse_moment
@@ -241,7 +241,7 @@ def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterato
     schemas = {}
     for subject, files in tests.schemas.items():
         schemas[subject] = tuple(folder / file for file in files)
-    memory = LearntSchemas(known=hinted(loaded.config.source.files))
+    memory = LearntSchemas(known=schemas_from_hints(loaded.config.source.files))
     decoder = loaded.config.decode.tested(schemas).prepare(Preparation(folder, memory=memory))
     # The lakes of cases are new, so that nothing in them has a former name, and cases use the names of today.
     named = loaded.config.without_former_names()

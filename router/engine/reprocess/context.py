@@ -64,7 +64,7 @@ class ReprocessContext:
         config = self.config
 
         def sample(rows: int) -> DataFrame:
-            return source.sample(self.spark, config, rows)
+            return source.read_sample(self.spark, config, rows)
 
         preparation = Preparation(
             self.folder, False, sample, trial or self.memory, reads_topic=config.source.reads_topic, trial=bool(trial)

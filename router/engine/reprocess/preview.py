@@ -43,7 +43,7 @@ from router.engine.reprocess.records import BronzeRecords, RecordRange, bronze_t
 from router.engine.reprocess.trial_merge import TrialMerge, merge_trial
 from router.engine.source import source
 from router.engine.source.position import arrival_of, stored_records
-from router.engine.start.run_lock import RUN_LOCK, is_run_active, locked
+from router.engine.start.run_lock import RUN_LOCK, hold_file_lock, is_run_active
 from router.engine.steps import Steps
 from router.engine.views.schedule import create_refresher, in_order
 from router.errors import StartError, ViewError
@@ -264,7 +264,7 @@ def staging_lake_of(context: ReprocessContext) -> Iterator[Lake]:
         around = Lake.at(place, context.lake.options)
     try:
         own = Lake.at(f"{around.root}/{name}", around.options)
-        with locked(own, RUN_LOCK, f"{own.root} is another preview's"):
+        with hold_file_lock(own, RUN_LOCK, f"{own.root} is another preview's"):
             yield own
     finally:
         for info in around.files.get_file_info(fs.FileSelector("", allow_not_found=True)):
@@ -309,7 +309,7 @@ def _find_records(context: ReprocessContext, choice: RecordChoice) -> tuple[str,
     if kafka is None:
         if choice.chosen is not None:
             raise StartError("records are chosen by time or offset in bronze or in a topic only; choose --last")
-        return "the source", source.sample(spark, config, choice.last)
+        return "the source", source.read_sample(spark, config, choice.last)
     if choice.chosen is not None:
         return "the topic", records_of_topic(spark, kafka, choice.chosen).filter(choice.chosen.holds())
     return "the topic", source.newest_of_topic(spark, kafka, choice.last)

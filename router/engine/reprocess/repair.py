@@ -36,7 +36,7 @@ from router.engine.reprocess.repair_content import ContentReplacement
 from router.engine.reprocess.repair_target import Repaired, RepairTarget
 from router.engine.reprocess.repair_upsert import UpsertReplacement
 from router.engine.start.killed_repairs import lock_of
-from router.engine.start.run_lock import is_run_active, locked
+from router.engine.start.run_lock import hold_file_lock, is_run_active
 from router.errors import StartError, TableError, first_line
 from router.own_names import OWN_LAYERS
 
@@ -62,7 +62,7 @@ class Repair(RepairTarget):
 
     def lock(self) -> AbstractContextManager[object]:
         """Keep other repairs of the table away. Raises RunningError if one is at work."""
-        return locked(self.checkpoint, lock_of(self.table), f"another rebuild of {self.table} is at work")
+        return hold_file_lock(self.checkpoint, lock_of(self.table), f"another rebuild of {self.table} is at work")
 
     def look(self) -> None:
         """Open the table as it is. Raises StartError or TableError if it cannot be rebuilt."""

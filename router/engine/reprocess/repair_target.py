@@ -27,7 +27,7 @@ from router.engine.preflight.explain import fixed_table
 from router.engine.quarantine.table import Quarantined, list_quarantined
 from router.engine.reprocess.rebuild import Rebuild, TableSource
 from router.engine.reprocess.records import BronzeRecords, Records, TopicRecords
-from router.engine.start.run_lock import alone
+from router.engine.start.run_lock import hold_run_lock
 from router.errors import RunningError, TableError
 from router.own_names import REPLACED
 
@@ -242,7 +242,7 @@ class RepairTarget:
         holder = f"the repair of {self.table} by Delta on Spark"
         with ExitStack() as lock:
             try:
-                lock.enter_context(alone(self.checkpoint, self.config.name, holder=holder))
+                lock.enter_context(hold_run_lock(self.checkpoint, self.config.name, holder=holder))
             except RunningError as error:
                 raise TableError(self.table, f"{NEEDS_SPARK} ({error})") from error
             yield

@@ -52,7 +52,7 @@ def refuse_foreign_group(config: Config) -> None:
     group = kafka.commit_group
     where = f"{config.name}: source.kafka.commit_group {group}"
     try:
-        members = _members(admin, group)
+        members = _list_members(admin, group)
     except KafkaException as error:
         raise ConnectionError(f"{where}: {error.args[0].str()}") from None
     except TimeoutError:
@@ -73,7 +73,7 @@ def refuse_foreign_group(config: Config) -> None:
             raise StartError(f"{where} {problem}; name a group that is the stream's alone, or delete this one")
 
 
-def _members(admin: AdminClient, group: str) -> list[MemberDescription]:
+def _list_members(admin: AdminClient, group: str) -> list[MemberDescription]:
     """Return the consumers that are in a group; none if there is no such group."""
     deadline = time.monotonic() + SECONDS
     while True:
@@ -102,7 +102,7 @@ class ConsumerGroup:
         self._ended = False
         self._fails = False
         self._admin = admin_client(config.source.kafka)
-        self._thread = threading.Thread(target=self._run, name="consumer group", daemon=True)
+        self._thread = threading.Thread(target=self._commit_until_ended, name="consumer group", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -122,7 +122,7 @@ class ConsumerGroup:
             self._newest = dict(offsets)
             self._changed.notify()
 
-    def _run(self) -> None:
+    def _commit_until_ended(self) -> None:
         while True:
             with self._changed:
                 while not self._newest and not self._ended:
@@ -131,9 +131,9 @@ class ConsumerGroup:
                 self._newest = {}
                 if not offsets:
                     break
-            self._commit(offsets)
+            self._commit_offsets(offsets)
 
-    def _commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
+    def _commit_offsets(self, offsets: Mapping[tuple[str, int], int]) -> None:
         written_by = f"{WRITTEN_BY}{self.config.name}"
         partitions: list[TopicPartition] = []
         for (topic, number), offset in offsets.items():

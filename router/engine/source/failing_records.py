@@ -47,7 +47,7 @@ class RecordPlace(NamedTuple):
     partition: int
     offset: int
 
-    def column(self) -> Column:
+    def as_column(self) -> Column:
         """Return the place as a column, which can be compared with that of a record: places are ordered."""
         return F.struct(F.lit(self.topic), F.lit(self.partition), F.lit(self.offset).cast("long"))
 
@@ -57,7 +57,7 @@ class RecordPlace(NamedTuple):
 
 def is_at(places: Iterable[RecordPlace]) -> Column:
     """Return whether a record is at one of some places."""
-    return reduce(or_, [_of_record() == place.column() for place in places])
+    return reduce(or_, [_of_record() == place.as_column() for place in places])
 
 
 def _of_record() -> Column:
@@ -77,7 +77,7 @@ class FoundRecords:
         return {"by_consumer": self.by_consumer, "reasons": reasons}
 
     @classmethod
-    def of(cls, content: dict[str, Any]) -> FoundRecords:
+    def from_json(cls, content: dict[str, Any]) -> FoundRecords:
         """Return what `as_json` has made."""
         spans = tuple(Span(*span) for span in content["by_consumer"])
         return cls(
@@ -101,7 +101,7 @@ class FailingRecords:
         """Return the records that end the job; none if no record alone does, or too many do."""
         return FoundRecords(reasons=failing_records(self.raw, self.land))
 
-    def frame(self, found: FoundRecords) -> DataFrame:
+    def frame_with_reasons(self, found: FoundRecords) -> DataFrame:
         """Return all records; of those that were found key, value and headers are beside the reason in UNREADABLE."""
         hidden = ("key", "value", "headers")
         reason = F.coalesce(*[F.when(is_at([place]), F.lit(why)) for place, why in found.reasons.items()])
@@ -121,7 +121,7 @@ def failing_records(raw: DataFrame, land: Callable[[DataFrame], object]) -> dict
     found: dict[RecordPlace, str] = {}
     failures: list[str] = []
 
-    def place(number: int) -> RecordPlace:
+    def record_place(number: int) -> RecordPlace:
         span = bisect_right(begins, number) - 1
         return firsts[span]._replace(offset=firsts[span].offset + number - begins[span])
 
@@ -130,13 +130,13 @@ def failing_records(raw: DataFrame, land: Callable[[DataFrame], object]) -> dict
 
     def try_some(start: int, stop: int) -> bool:
         if not is_over() and start < stop:
-            chosen = _of_record().between(place(start).column(), place(stop - 1).column())
+            chosen = _of_record().between(record_place(start).as_column(), record_place(stop - 1).as_column())
             try:
                 land(raw.where(chosen))
             except Exception as error:
                 failures.append(first_cause(error))
                 if stop == start + 1 and is_for_search(error):
-                    found[place(start)] = failures[-1]
+                    found[record_place(start)] = failures[-1]
                 raise
         return True
 

@@ -113,7 +113,7 @@ class FileRows:
     files: FilesSource
     memory: Memory
 
-    def learn(self) -> None:
+    def learn_columns(self) -> None:
         """Learn the columns of the first files, if none are known yet. Runs some jobs."""
         if self.memory.read(LEARNT) is not None:
             self._mend_learnt()
@@ -125,7 +125,7 @@ class FileRows:
         try:
             self._learn_of(listed)
         except Exception:
-            reasons = unreadable_files(self.spark, listed, self.parts)
+            reasons = unreadable_files(self.spark, listed, self.read_parts)
             if not reasons:
                 raise
             for url, reason in reasons.items():
@@ -134,50 +134,50 @@ class FileRows:
 
     def _learn_of(self, files: list[ListedFile]) -> None:
         if files:
-            self._learn_columns(self.parts([file.path for file in files]))
+            self._learn_columns(self.read_parts([file.path for file in files]))
 
-    def records(self, paths: list[str]) -> DataFrame:
+    def read_records(self, paths: list[str]) -> DataFrame:
         """Return the rows of files as raw records, with the columns of `FileLines.records`.
 
         Learns new columns first. Raises what Spark raises for files that cannot be read; see unreadable_files.
         """
-        parts = self.parts(paths)
+        parts = self.read_parts(paths)
         columns = self._learn_columns(parts)
         if self.files.format == "json":
-            groups = zip(parts, _groups(paths), strict=True)
+            groups = zip(parts, _group_by_patterns(paths), strict=True)
             parts = [self._read_again_as_text(part, columns, group) for part, group in groups]
-        return _union(self.spark, [self._rows(part, columns) for part in parts])
+        return _union_frames(self.spark, [self._as_raw_records(part, columns) for part in parts])
 
     # The files of a batch, grouped by their columns
 
-    def parts(self, paths: list[str]) -> list[DataFrame]:
+    def read_parts(self, paths: list[str]) -> list[DataFrame]:
         """Return a frame for the files of each set of columns; those of text formats have texts only, or guessed types.
 
         Each also has the columns of FILE_COLUMNS.
         """
         frames: list[DataFrame] = []
-        for group in _groups(paths):
-            frames += getattr(self, f"_{self.files.format}")(group)
+        for group in _group_by_patterns(paths):
+            frames += getattr(self, f"_{self.files.format}_frames")(group)
         return [_with_file_columns(frame) for frame in frames]
 
-    def _reader(self, **options: str) -> DataFrameReader:
+    def _make_reader(self, **options: str) -> DataFrameReader:
         return self.spark.read.format(self.files.format).options(**_reading_options(self.files, **options))
 
-    def _csv(self, paths: list[str]) -> list[DataFrame]:
+    def _csv_frames(self, paths: list[str]) -> list[DataFrame]:
         """Return a frame for each header: a file is read by its own columns, whatever their order."""
         options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": BROKEN, "enforceSchema": "true"}
         has_header = self.files.options.get("header", "true").lower() == "true"
         options["header"] = str(has_header).lower()
         frames = []
         for (columns, is_utf8), paths_of_columns in self._by_columns(paths, has_header=has_header).items():
-            reader = self._reader(**options)
-            schema = _texts(columns or tuple(reader.load(paths_of_columns).columns))
+            reader = self._make_reader(**options)
+            schema = _text_columns(columns or tuple(reader.load(paths_of_columns).columns))
             if is_utf8:
                 frames.append(reader.schema(schema).load(paths_of_columns))
                 continue
             # Each character is one byte, so that texts get the bytes of the file: whether they are UTF-8 is seen later.
             read = reader.option("encoding", _BYTES_AS_TEXT).schema(schema).load(paths_of_columns)
-            texts = [F.encode(_column(name), _BYTES_AS_TEXT).cast("string") for name in schema.names]
+            texts = [F.encode(_quoted_column(name), _BYTES_AS_TEXT).cast("string") for name in schema.names]
             named = zip(schema.names, texts, strict=True)
             frames.append(read.select(*[text.alias(name, metadata={ANY_BYTES: True}) for name, text in named]))
         return frames
@@ -189,7 +189,7 @@ class FileRows:
         """
         # The header is the first line that is not empty, in the part of the file that begins at byte 0.
         number = F.when(F.col(BLOCK) == 0, F.monotonically_increasing_id())
-        lines = self._lines(paths).withColumn("number", number)
+        lines = self._read_lines(paths).withColumn("number", number)
         if comment := self.files.options.get("comment"):
             lines = lines.where(~F.col("value").startswith(comment))
         header = F.min_by(F.col("value").cast("binary"), "number")
@@ -206,27 +206,27 @@ class FileRows:
         for (_, utf8), paths_of_header in by_header.items():
             columns: tuple[str, ...] = ()
             if has_header:
-                (first,) = self._reader().option("header", "false").load(paths_of_header[0]).take(1)
+                (first,) = self._make_reader().option("header", "false").load(paths_of_header[0]).take(1)
                 columns = tuple((name or "").lstrip(_BYTE_ORDER_MARK) for name in first)
             if not utf8 and any(_REPLACED in name for name in columns):
                 raise ValueError("its header is not UTF-8: name its encoding in source.files.options")
             found.setdefault((columns, utf8), []).extend(paths_of_header)
         return found
 
-    def _lines(self, paths: list[str]) -> DataFrame:
+    def _read_lines(self, paths: list[str]) -> DataFrame:
         """Return the lines of text files, without empty ones, as `value`, with the columns of FILE_COLUMNS."""
         named = {key: value for key, value in self.files.options.items() if key in ("lineSep", "encoding")}
         lines = _with_file_columns(self.spark.read.format("text").options(**_NO_PATTERNS, **named).load(paths))
         return lines.where(F.length(F.trim("value")) > 0)
 
-    def _json(self, paths: list[str]) -> list[DataFrame]:
+    def _json_frames(self, paths: list[str]) -> list[DataFrame]:
         # What has another encoding, or is no line, Spark's parser reads as bytes, and refuses those that are no text.
         is_of_lines = not self._has_encoding and not self._reads_whole
-        by_lines = is_of_lines and not self._lines(paths).where(~F.is_valid_utf8("value")).isEmpty()
+        by_lines = is_of_lines and not self._read_lines(paths).where(~F.is_valid_utf8("value")).isEmpty()
         found = self._read_json(_session_with(self.spark.sparkContext, TELLS_CASE), paths, by_lines=by_lines)
         if not self._reads_whole and not {*found.columns} - {BROKEN}:
             by_lines = True  # Spark reads no file in which it has found no column
-        known = self.known().names
+        known = self.known_columns().names
         columns: dict[str, T.StructField] = {}
         # Spark gives a column the values of one key; those of keys that differ by case only are read beside it.
         others: list[str] = []
@@ -270,7 +270,7 @@ class FileRows:
             if not by_lines:
                 return reader.load(paths)
             return reader.json(
-                self._lines(paths).where(F.is_valid_utf8("value")).select("value").rdd.map(itemgetter(0))
+                self._read_lines(paths).where(F.is_valid_utf8("value")).select("value").rdd.map(itemgetter(0))
             )
         others = [field for field in fields if KEY in field.metadata]
         columns = T.StructType([field for field in fields if field not in others])
@@ -283,7 +283,7 @@ class FileRows:
             raise StartError(f"{what}. With `multiLine` these cannot be told apart: rename them, and start again")
         if BROKEN not in columns.names:
             columns = columns.add(BROKEN, "string")
-        lines = self._lines(paths)
+        lines = self._read_lines(paths)
         if self._has_encoding:
             lines = lines.withColumn("value", F.decode(F.col("value").cast("binary"), self.files.options["encoding"]))
         # A line with an array has a row for each element.
@@ -332,14 +332,14 @@ class FileRows:
         by_lines = ANY_BYTES in part.schema[BROKEN].metadata if BROKEN in part.columns else False
         return _with_file_columns(self._read_json(self.spark, paths, [*fields, *others], by_lines=by_lines))
 
-    def _parquet(self, paths: list[str]) -> list[DataFrame]:
+    def _parquet_frames(self, paths: list[str]) -> list[DataFrame]:
         try:
             with quiet_tasks(self.spark):
-                return [self._reader(mergeSchema="true").load(paths)]
+                return [self._make_reader(mergeSchema="true").load(paths)]
         except Exception:  # files that have different types for a column
             return self._by_schema(paths)
 
-    def _avro(self, paths: list[str]) -> list[DataFrame]:
+    def _avro_frames(self, paths: list[str]) -> list[DataFrame]:
         # Spark would read all files with the columns of one of them.
         return self._by_schema(paths)
 
@@ -347,7 +347,7 @@ class FileRows:
         def schema_of(path: str) -> tuple[str, tuple[tuple[str, bool], ...]]:
             """Return the columns that Spark finds, and those of times in nanoseconds: as such it reads no file."""
             try:
-                return self._reader().load(path).schema.json(), ()
+                return self._make_reader().load(path).schema.json(), ()
             except AnalysisException:
                 if self.files.format != "parquet" or not (nanos := nanos_of_parquet(self.spark, path)):
                     raise
@@ -361,10 +361,10 @@ class FileRows:
         frames = []
         for (_, nanos), paths_of_schema in paths_by_schema.items():
             if not nanos:
-                frames.append(self._reader().load(paths_of_schema))
+                frames.append(self._make_reader().load(paths_of_schema))
                 continue
             frame = self._with_nanos(paths_of_schema)
-            columns: list[Column] = [_column(name) for name in frame.columns if name not in dict(nanos)]
+            columns: list[Column] = [_quoted_column(name) for name in frame.columns if name not in dict(nanos)]
             for name, is_instant in nanos:
                 columns += _times_of_nanos(name, is_instant=is_instant)
             frames.append(frame.select(*columns))
@@ -377,7 +377,7 @@ class FileRows:
 
     # Columns: known, new, rescued
 
-    def known(self) -> T.StructType:
+    def known_columns(self) -> T.StructType:
         """Return the known columns, with `_rescued`."""
         text = self.memory.read(LEARNT)
         if text is None:
@@ -390,17 +390,17 @@ class FileRows:
 
         What does not come from a person must refuse no start. The values of such columns are rescued from now on.
         """
-        known = self.known()
+        known = self.known_columns()
         if known.json() != T.StructType.fromJson(_json_of(self.memory.read(LEARNT) or b"")).json():
             log.warning("%s: stored columns have names that no table can have; they are now %s", self.files.path, known)
             self.memory.write(LEARNT, known.json().encode())
 
     def _learn_columns(self, parts: Iterable[DataFrame]) -> T.StructType:
         """Return the known columns and those that are new in files, and store them."""
-        before = self.known()
+        before = self.known_columns()
         names = before.names
         columns = {field.name.lower(): field for field in before}
-        for hint in _hints(self.files.schema_hints):
+        for hint in _parse_hints(self.files.schema_hints):
             if hint.name not in names:
                 columns[hint.name.lower()] = hint
         columns.pop(RESCUED, None)
@@ -428,13 +428,13 @@ class FileRows:
             name = table_name(field.name)
             column = columns.get(name.lower())
             if column is None:
-                columns[name.lower()] = T.StructField(name, _keepable(field.dataType))
+                columns[name.lower()] = T.StructField(name, _keepable_type(field.dataType))
                 continue
             columns[name.lower()] = T.StructField(column.name, _with_new_fields(column.dataType, field.dataType))
 
-    def _rows(self, part: DataFrame, known: T.StructType) -> DataFrame:
+    def _as_raw_records(self, part: DataFrame, known: T.StructType) -> DataFrame:
         """Return the rows of files as raw records, with what does not fit into the known columns in `_rescued`."""
-        hinted_names = {hint.name.lower() for hint in _hints(self.files.schema_hints)}
+        hinted_names = {hint.name.lower() for hint in _parse_hints(self.files.schema_hints)}
         known_columns = {field.name.lower(): field for field in known if field.name != RESCUED}
         values: dict[str, Column] = {}
         rescued: dict[str, Column] = {}
@@ -445,7 +445,7 @@ class FileRows:
         for field in part.schema:
             if field.name in FILE_COLUMNS:
                 continue
-            column = _column(field.name)
+            column = _quoted_column(field.name)
             if KEY in field.metadata:
                 rescued[field.metadata[KEY]] = column
                 continue
@@ -500,20 +500,20 @@ class FileLines:
     files: FilesSource
     skips_blank: bool
 
-    def records(self, paths: list[str]) -> DataFrame:
+    def read_records(self, paths: list[str]) -> DataFrame:
         """Return the lines of files as raw records: `value`, `topic` (the file's URL), `timestamp` (of its change).
 
         Adds `block`, the place in the file where the part begins that a task reads. Raises what Spark raises for files
         that cannot be read; see unreadable_files.
         """
-        parts = self.parts(paths)
-        return _union(self.spark, [_with_value(part, F.col("value")) for part in parts])
+        parts = self.read_parts(paths)
+        return _union_frames(self.spark, [_with_value(part, F.col("value")) for part in parts])
 
-    def parts(self, paths: list[str]) -> list[DataFrame]:
+    def read_parts(self, paths: list[str]) -> list[DataFrame]:
         """Return the lines of files as `value`, with the columns of FILE_COLUMNS, in a frame for each group."""
         options = _reading_options(self.files, wholetext=str(self.files.whole_files).lower())
         frames = []
-        for group in _groups(paths):
+        for group in _group_by_patterns(paths):
             lines = _with_file_columns(self.spark.read.format("text").options(**options).load(group))
             if self.skips_blank and not self.files.whole_files:
                 # Before anything numbers the records: the lines that are left follow each other.
@@ -528,13 +528,13 @@ def _with_value(part: DataFrame, value: Column) -> DataFrame:
     return part.select(value.cast("binary").alias("value"), *[F.col(own).alias(name) for name, own in names.items()])
 
 
-def _union(spark: SparkSession, frames: list[DataFrame]) -> DataFrame:
+def _union_frames(spark: SparkSession, frames: list[DataFrame]) -> DataFrame:
     if not frames:
         return spark.createDataFrame([], "value binary, topic string, timestamp timestamp, block bigint")
     return reduce(DataFrame.unionByName, frames)
 
 
-def _groups(paths: list[str]) -> list[list[str]]:
+def _group_by_patterns(paths: list[str]) -> list[list[str]]:
     """Return files as they are read together.
 
     A file whose name may be a pattern is read alone: of others beside it Spark (4.0 to 4.2) gives the rows twice.
@@ -558,9 +558,9 @@ def _session_with(context: SparkContext, setting: str) -> SparkSession:
 
 def _times_of_nanos(name: str, *, is_instant: bool) -> list[Column]:
     """Return a column of nanoseconds since 1970 as times, and, for RESCUED, the texts of what has more decimals."""
-    nanos = _column(name)
+    nanos = _quoted_column(name)
     # Rounded down, also before 1970.
-    time = F.timestamp_micros(F.expr(f"{_quoted(name)} div 1000") - F.when(nanos % 1000 < 0, 1).otherwise(0))
+    time = F.timestamp_micros(F.expr(f"{_quote_name(name)} div 1000") - F.when(nanos % 1000 < 0, 1).otherwise(0))
     is_whole = nanos % 1000 == 0
     text = F.concat(F.date_format(time, "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"), F.lpad(F.pmod(nanos, F.lit(1000)), 3, "0"))
     kept = F.when(is_whole, time if is_instant else time.cast("timestamp_ntz"))
@@ -622,39 +622,39 @@ def _reading_options(files: FilesSource, **options: str) -> dict[str, str]:
     return {**_NO_PATTERNS, **options, **given}
 
 
-def _column(name: str) -> Column:
-    return F.col(_quoted(name))
+def _quoted_column(name: str) -> Column:
+    return F.col(_quote_name(name))
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     return f"`{name.replace('`', '``')}`"
 
 
 def _json_of(text: bytes) -> Any:
-    import json  # noqa: PLC0415 - `_json` reads files here
+    import json  # noqa: PLC0415 - `_json_frames` reads files here
 
     return json.loads(text)
 
 
-def hinted(files: FilesSource | None) -> dict[str, bytes]:
+def schemas_from_hints(files: FilesSource | None) -> dict[str, bytes]:
     """Return the content of the store that `schema_hints` alone give the decoder `rows`. Needs a session."""
     if files is None:
         return {}
-    hints = _hints(files.schema_hints)
+    hints = _parse_hints(files.schema_hints)
     if not hints:
         return {}
     rescued = T.StructField(RESCUED, T.MapType(T.StringType(), T.StringType()))
     return {LEARNT: T.StructType([*hints, rescued]).json().encode()}
 
 
-def _hints(ddl: str | None) -> list[T.StructField]:
+def _parse_hints(ddl: str | None) -> list[T.StructField]:
     if not ddl:
         return []
     kind = T.StructType.fromDDL(ddl)
     return list(_with_table_names(kind)) if isinstance(kind, T.StructType) else []
 
 
-def _texts(columns: tuple[str, ...]) -> T.StructType:
+def _text_columns(columns: tuple[str, ...]) -> T.StructType:
     """Return columns of text, and one for lines that are no row; a second column of a name gets a number."""
     names: list[str] = []
     for k, column in enumerate(columns):
@@ -687,7 +687,7 @@ def _guess_types(part: DataFrame, fields: list[T.StructField]) -> list[T.StructF
     # One job counts, for each column, its values and those that do not fit into each type.
     counts = []
     for k, field in enumerate(fields):
-        column = _column(field.name)
+        column = _quoted_column(field.name)
         counts.append(F.count(column).alias(f"n{k}"))
         for kind, form in GUESSES:
             _, keeps_all = cast_text(column, _TYPES[kind], hinted=False)
@@ -715,7 +715,7 @@ def _with_new_fields(known: T.DataType, found: T.DataType) -> T.DataType:
             name = table_name(field.name)
             former = fields.get(name.lower())
             if former is None:
-                fields[name.lower()] = T.StructField(name, _keepable(field.dataType))
+                fields[name.lower()] = T.StructField(name, _keepable_type(field.dataType))
                 continue
             kind = _with_new_fields(former.dataType, field.dataType)
             fields[name.lower()] = T.StructField(former.name, kind)
@@ -727,14 +727,14 @@ def _with_new_fields(known: T.DataType, found: T.DataType) -> T.DataType:
     return known
 
 
-def _keepable(kind: T.DataType) -> T.DataType:
+def _keepable_type(kind: T.DataType) -> T.DataType:
     """Return the type that a new column gets, also inside: text if the decoder has no type for it."""
     if isinstance(kind, T.StructType) and kind.fields:
         return _with_new_fields(T.StructType([]), kind)
     if isinstance(kind, T.ArrayType):
-        return T.ArrayType(_keepable(kind.elementType))
+        return T.ArrayType(_keepable_type(kind.elementType))
     if isinstance(kind, T.MapType) and isinstance(kind.keyType, T.StringType):
-        return T.MapType(kind.keyType, _keepable(kind.valueType))
+        return T.MapType(kind.keyType, _keepable_type(kind.valueType))
     if isinstance(kind, T.ByteType):
         return T.ShortType()
     return kind if type(kind) in PLAIN else T.StringType()

@@ -74,7 +74,7 @@ def client_settings(kafka: KafkaSource) -> dict[str, str]:
         if not name.startswith(SECURITY):
             continue
         if name == "sasl.jaas.config":
-            settings |= _login(value)
+            settings |= _parse_login(value)
         elif name == "ssl.endpoint.identification.algorithm":
             settings[name] = value or "none"
         elif name in equals:
@@ -84,7 +84,7 @@ def client_settings(kafka: KafkaSource) -> dict[str, str]:
     return settings
 
 
-def _login(jaas: str) -> dict[str, str]:
+def _parse_login(jaas: str) -> dict[str, str]:
     """Return user and password of a login as Java writes it."""
     if not LOGIN_MODULES.search(jaas):
         raise StartError("librdkafka has no counterpart of the login module in kafka.sasl.jaas.config")

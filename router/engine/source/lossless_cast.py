@@ -115,7 +115,7 @@ class _NumberText:
     decimals: Column
 
     @classmethod
-    def of(cls, text: Column) -> _NumberText:
+    def from_text(cls, text: Column) -> _NumberText:
         whole = F.regexp_extract(text, _NUMBER, 1)
         fraction = F.regexp_extract(text, _NUMBER, 2)
         exponent = F.coalesce(F.regexp_extract(text, _NUMBER, 3).try_cast("int"), F.lit(0))
@@ -354,15 +354,15 @@ def cast_text(text: Column, kind: T.DataType, *, hinted: bool) -> tuple[Column, 
     """Return a text in a plain type, and whether nothing is lost. `hinted`: a person has given the type."""
     cast = text.try_cast(kind)
     form = (HINTED_FORMS if hinted else FORMS)[type(kind)]
-    fits = text.rlike(_whole(form)) & cast.isNotNull()
+    fits = text.rlike(_whole_text_pattern(form)) & cast.isNotNull()
     if isinstance(kind, T.DecimalType):
-        fits = fits & (_NumberText.of(text).decimals <= kind.scale)
+        fits = fits & (_NumberText.from_text(text).decimals <= kind.scale)
     if isinstance(kind, FRACTIONS):
         fits = fits & _keeps_digits(text, cast, PRECISIONS[type(kind)])
     if isinstance(kind, T.TimestampType):
         # When summer time begins, clocks pass over an hour: Spark would move a time within it.
         local = text.try_cast("timestamp_ntz")
-        has_zone = ~text.rlike(_whole(HINTED_FORMS[T.TimestampNTZType]))
+        has_zone = ~text.rlike(_whole_text_pattern(HINTED_FORMS[T.TimestampNTZType]))
         fits = fits & (has_zone | cast.cast("timestamp_ntz").eqNullSafe(local))
     return cast, fits & in_json(cast, kind)
 
@@ -397,19 +397,19 @@ def in_json(column: Column, kind: T.DataType) -> Column:
     return F.lit(True)
 
 
-def _whole(form: str) -> str:
+def _whole_text_pattern(form: str) -> str:
     return rf"\A{_BLANKS}{form}{_BLANKS}\z"
 
 
 def _keeps_digits(text: Column, cast: Column, precision: Precision) -> Column:
     """Return whether a number in text is still the same as a binary fraction."""
-    number = _NumberText.of(text)
+    number = _NumberText.from_text(text)
     count = F.length(number.digits)
     size = F.abs(cast)
     # Whole numbers are compared as integers: beyond 2^53 a double skips some of them.
     same_integer = text.try_cast("decimal(38,0)").try_cast("bigint").eqNullSafe(cast.try_cast("bigint"))
     exact = same_integer & (size < LONGS)
-    printed_alike = number.equals(_NumberText.of(cast.cast("string")))
+    printed_alike = number.equals(_NumberText.from_text(cast.cast("string")))
     enough = F.when(number.decimals <= 0, exact).otherwise(count <= precision.printed_digits)
     is_zero = number.digits == ""
     return is_zero | ((size >= precision.smallest) & ((count <= precision.safe_digits) | enough | printed_alike))

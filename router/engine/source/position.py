@@ -76,7 +76,7 @@ class RecordNumbers:
     by_spark: SparkSession | None = None
     next_number: dict[int, int] = field(default_factory=dict)
 
-    def numbered(self, raw: DataFrame, batch: int, commit_versions: CommitVersions | None = None) -> DataFrame:
+    def number_records(self, raw: DataFrame, batch: int, commit_versions: CommitVersions | None = None) -> DataFrame:
         """Return records with their numbers as `offset`, and without PLACE_COLUMNS.
 
         `commit_versions` returns the commits of a Delta table that added files. Runs a job that counts the records of
@@ -85,13 +85,13 @@ class RecordNumbers:
         # The ledger has a batch only when it is finished: the numbers of this process' last batch are newer.
         begin = self.next_number.get(batch)
         if begin is None:
-            last = self._last(batch) if self.by_spark is None else self._last_by_spark(self.by_spark, batch)
+            last = self._read_last_number(batch) if self.by_spark is None else self._last_by_spark(self.by_spark, batch)
             begin = max(last + 1, arrival_of(self.ordinal, 0))
         rows = raw.withColumns({"_task": F.spark_partition_id(), "_row": F.monotonically_increasing_id()})
         key_names = [*(name for name in PLACE_COLUMNS if name in raw.columns), "_task"]
         bases: dict[str, list[Any]] = {name: [] for name in (*key_names, "base")}
         number = begin
-        for part in _parts(rows, key_names, commit_versions):
+        for part in _sort_parts(rows, key_names, commit_versions):
             for name in key_names:
                 bases[name].append(part[name])
             # The rows of a part follow each other in its task, so a row's place in the task plus this is its number.
@@ -114,7 +114,7 @@ class RecordNumbers:
         numbers = rows.join(F.broadcast(bases_by_key), is_same_part, "left")
         return numbers.withColumn("offset", F.col("_row") + F.col("_of_base")).select(*other_columns)
 
-    def _last(self, batch: int) -> int:
+    def _read_last_number(self, batch: int) -> int:
         """Return the last number that a record of an earlier batch, or run, has; -1 if there is none."""
         table = self.lake.open(self.ledger)
         if table is None:
@@ -141,7 +141,7 @@ class RecordNumbers:
         return -1 if last is None else int(last)
 
 
-def _parts(rows: DataFrame, key_names: list[str], commit_versions: CommitVersions | None) -> list[Row]:
+def _sort_parts(rows: DataFrame, key_names: list[str], commit_versions: CommitVersions | None) -> list[Row]:
     """Return the parts of a batch in the order of their records.
 
     A part is the records that a task reads of one file; without files, all that it reads. Each has its keys, its
@@ -155,10 +155,10 @@ def _parts(rows: DataFrame, key_names: list[str], commit_versions: CommitVersion
     versions: dict[str, int] = {}
     if commit_versions:
         versions = commit_versions({part[FILE] for part in parts})
-    return sorted(parts, key=lambda part: _order(part.asDict(), versions))
+    return sorted(parts, key=lambda part: _part_sort_key(part.asDict(), versions))
 
 
-def _order(key: dict[str, Any], versions: dict[str, int]) -> tuple[Any, ...]:
+def _part_sort_key(key: dict[str, Any], versions: dict[str, int]) -> tuple[Any, ...]:
     """Return the sort key of a part: commit, kind of change, time and path of the file, place in it, and the task."""
     path = key.get(FILE) or ""
     version = key.get(VERSION, versions.get(path, -1))

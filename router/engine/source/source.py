@@ -52,7 +52,7 @@ EARLIEST = -2
 """The number that means the offset of a partition's first record for Spark."""
 
 
-def stream(spark: SparkSession, config: Config, resume: Offsets | None = None) -> DataFrame:
+def open_stream(spark: SparkSession, config: Config, resume: Offsets | None = None) -> DataFrame:
     """Return the source as a streaming frame with the columns of `RAW_SCHEMA`; that of files lists them.
 
     A source without offsets also has columns of PLACE_COLUMNS. `records` makes raw records of one of its batches.
@@ -64,7 +64,9 @@ def stream(spark: SparkSession, config: Config, resume: Offsets | None = None) -
         return _kafka_columns(spark.readStream.format("kafka").options(**options).load())
     if source.files:
         files = source.files
-        return list_files(spark.readStream.options(maxFilesPerTrigger=files.files_per_batch, **_after(files)), files)
+        return list_files(
+            spark.readStream.options(maxFilesPerTrigger=files.files_per_batch, **_cleanup_options(files)), files
+        )
     if source.delta:
         options = {}
         if source.delta.changes:
@@ -94,7 +96,7 @@ def display_name(config: Config) -> str:
     return f"the format {source.format.name}"
 
 
-def sample(spark: SparkSession, config: Config, rows: int) -> DataFrame:
+def read_sample(spark: SparkSession, config: Config, rows: int) -> DataFrame:
     """Return about `rows` raw records of the source as a static frame.
 
     From Kafka come the oldest and the newest of every partition, as many of each: records of today may have fields that
@@ -108,10 +110,10 @@ def sample(spark: SparkSession, config: Config, rows: int) -> DataFrame:
             raise StartError("rows of files have columns of their own; write decode: {rows: {}}")
         lines = FileLines(spark, source.files, config.decode.skips_blank_lines)
         listed = listed_files(list_files(spark.read, source.files).limit(_SAMPLED_FILES))
-        return _sampled(records_of_files(lines, listed), rows)
+        return _number_sample(records_of_files(lines, listed), rows)
     if source.delta:
         frame = spark.read.format("delta").load(_delta_address(config, source.delta))
-        return _sampled(_delta_columns(frame, source.delta), rows)
+        return _number_sample(_delta_columns(frame, source.delta), rows)
     raise StartError("a sample can be taken from kafka, files and delta only; give the decoder a schema")
 
 
@@ -146,7 +148,7 @@ def _kafka_sample(spark: SparkSession, kafka: KafkaSource, rows: int) -> DataFra
     return records_of_kafka
 
 
-def records(frame: DataFrame, config: Config, memory: Memory, batch: int, numbers: RecordNumbers) -> DataFrame:
+def read_batch(frame: DataFrame, config: Config, memory: Memory, batch: int, numbers: RecordNumbers) -> DataFrame:
     """Return the raw records of a batch of `stream`, with offsets; one for each file that cannot be read.
 
     `memory` has the known columns of files; `numbers` are for records without offsets.
@@ -159,14 +161,14 @@ def records(frame: DataFrame, config: Config, memory: Memory, batch: int, number
             versions = partial(_commit_versions, config, delta)
         elif config.source.format:
             versions = _refuse_patterns
-        return numbers.numbered(frame, batch, versions) if FILE in frame.columns else frame
+        return numbers.number_records(frame, batch, versions) if FILE in frame.columns else frame
     spark = frame.sparkSession
-    content = _content(spark, config, files, memory)
+    content = _make_file_reader(spark, config, files, memory)
     listed = listed_files(frame)
     try:
-        return numbers.numbered(records_of_files(content, listed), batch)
+        return numbers.number_records(records_of_files(content, listed), batch)
     except Exception:
-        reasons = unreadable_files(spark, listed, content.parts)
+        reasons = unreadable_files(spark, listed, content.read_parts)
         if not reasons:
             raise
     first = next(iter(reasons))
@@ -177,10 +179,10 @@ def records(frame: DataFrame, config: Config, memory: Memory, batch: int, number
     log.warning(what, config.name, batch, len(reasons), first, reasons[first])
     readable = records_of_files(content, [file for file in listed if file.url not in reasons])
     readable = readable.withColumn(UNREADABLE, F.lit(None).cast(UNREADABLE_TYPE))
-    return numbers.numbered(readable.unionByName(records_of_unreadable(spark, listed, reasons)), batch)
+    return numbers.number_records(readable.unionByName(records_of_unreadable(spark, listed, reasons)), batch)
 
 
-def _content(spark: SparkSession, config: Config, files: FilesSource, memory: Memory) -> FileLines | FileRows:
+def _make_file_reader(spark: SparkSession, config: Config, files: FilesSource, memory: Memory) -> FileLines | FileRows:
     """Return the reader of the content of files."""
     if files.format == "lines":
         return FileLines(spark, files, config.decode.skips_blank_lines)
@@ -189,11 +191,11 @@ def _content(spark: SparkSession, config: Config, files: FilesSource, memory: Me
 
 def records_of_files(content: FileLines | FileRows, files: list[ListedFile]) -> DataFrame:
     """Return the raw records of some files, with their places."""
-    found = content.records([file.path for file in files])
+    found = content.read_records([file.path for file in files])
     columns = {name: F.col(name) for name in ("value", "topic", "timestamp")}
     columns["partition"] = F.lit(0)
     places = {MODIFIED: F.unix_micros("timestamp"), FILE: F.col("topic"), BLOCK: F.col("block")}
-    return found.select(*_raw(columns), *_aliased(places))
+    return found.select(*_raw_columns(columns), *_alias_columns(places))
 
 
 def _commit_versions(config: Config, source: DeltaSource, files: set[str]) -> dict[str, int]:
@@ -231,11 +233,11 @@ def _refuse_patterns(files: set[str | None]) -> dict[str, int]:
     return {}
 
 
-def learn(spark: SparkSession, config: Config, memory: Memory) -> None:
+def learn_columns(spark: SparkSession, config: Config, memory: Memory) -> None:
     """Learn the columns of the source, if it has columns of its own, before the decoder is prepared."""
     files = config.source.files
     if files and files.format != "lines":
-        FileRows(spark, files, memory).learn()
+        FileRows(spark, files, memory).learn_columns()
 
 
 def records_between(spark: SparkSession, kafka: KafkaSource, begins: Offsets, ends: Offsets) -> DataFrame:
@@ -272,7 +274,7 @@ def newest_of_topic(spark: SparkSession, kafka: KafkaSource, rows: int) -> DataF
     return records_between(spark, kafka, begins, ends)
 
 
-def _sampled(raw: DataFrame, rows: int) -> DataFrame:
+def _number_sample(raw: DataFrame, rows: int) -> DataFrame:
     """Return some records of a source without offsets, with numbers that tell them apart as offsets."""
     records = raw.drop(*PLACE_COLUMNS).limit(rows)
     return records.withColumn("offset", F.coalesce("offset", F.monotonically_increasing_id()))
@@ -294,12 +296,12 @@ def kafka_options(kafka: KafkaSource, resume: Offsets | None = None) -> dict[str
     if resume is not None:
         options["startingOffsets"] = json.dumps(resume)
     elif isinstance(kafka.start_time, str):
-        options["startingTimestamp"] = str(_millis(kafka.start_time))
+        options["startingTimestamp"] = str(_epoch_millis(kafka.start_time))
         options.setdefault("startingOffsetsByTimestampStrategy", "latest")
     elif kafka.start_time:
         timestamps: Offsets = {}
         for topic, times in kafka.start_time.items():
-            timestamps[topic] = {partition: _millis(time) for partition, time in times.items()}
+            timestamps[topic] = {partition: _epoch_millis(time) for partition, time in times.items()}
         options["startingOffsetsByTimestamp"] = json.dumps(timestamps)
         options.setdefault("startingOffsetsByTimestampStrategy", "latest")
     else:
@@ -394,7 +396,7 @@ def _opened_admin(spark: SparkSession, kafka: KafkaSource) -> Iterator[Any]:
         admin.close()
 
 
-def _millis(moment: str) -> int:
+def _epoch_millis(moment: str) -> int:
     time = parse_moment(moment)
     if time.tzinfo is None:
         time = time.replace(tzinfo=timezone.utc)
@@ -402,10 +404,10 @@ def _millis(moment: str) -> int:
 
 
 def _kafka_columns(frame: DataFrame) -> DataFrame:
-    return frame.withColumnRenamed("timestampType", "timestamp_type").select(*_kinds())
+    return frame.withColumnRenamed("timestampType", "timestamp_type").select(*_raw_types())
 
 
-def _after(files: FilesSource) -> dict[str, str]:
+def _cleanup_options(files: FilesSource) -> dict[str, str]:
     """Return Spark's options for files that have been read: it deletes or moves them once a later batch has begun."""
     if files.after == "keep":
         return {}
@@ -423,7 +425,7 @@ def _file_places() -> dict[str, Column]:
     }
 
 
-def _aliased(columns: dict[str, Column]) -> list[Column]:
+def _alias_columns(columns: dict[str, Column]) -> list[Column]:
     return [column.alias(name) for name, column in columns.items()]
 
 
@@ -448,7 +450,7 @@ def _delta_columns(frame: DataFrame, source: DeltaSource) -> DataFrame:
     a row come first.
     """
     if {"key", "value", "topic", "partition", "offset"} <= {*frame.columns} and not source.changes:
-        return frame.select(_raw({name: F.col(name) for name in _kinds() if name in frame.columns}))
+        return frame.select(_raw_columns({name: F.col(name) for name in _raw_types() if name in frame.columns}))
     columns = {"topic": F.lit(source.table), "partition": F.lit(0)}
     # Spark gives a Delta stream no `_metadata`; these two functions work in any scan of files.
     places = {FILE: F.input_file_name(), BLOCK: F.input_file_block_start()}
@@ -459,11 +461,11 @@ def _delta_columns(frame: DataFrame, source: DeltaSource) -> DataFrame:
         columns["timestamp"] = F.col("_commit_timestamp")
         frame = frame.withColumn("_commit_timestamp", F.col("_commit_timestamp").cast("string"))
     columns["value"] = F.to_json(F.struct("*")).cast("binary")
-    return frame.select(*_raw(columns), *_aliased(places))
+    return frame.select(*_raw_columns(columns), *_alias_columns(places))
 
 
 def _any_columns(frame: DataFrame, source: FormatSource) -> DataFrame:
-    columns: dict[str, Column] = {name: F.col(name) for name in _kinds() if name in frame.columns}
+    columns: dict[str, Column] = {name: F.col(name) for name in _raw_types() if name in frame.columns}
     for name, sql in source.columns.items():
         columns[name] = F.expr(sql)
     if "value" not in columns:
@@ -474,7 +476,7 @@ def _any_columns(frame: DataFrame, source: FormatSource) -> DataFrame:
     columns["value"] = columns["value"].cast("binary")
     # Every record counts for one source partition, so that neither of its columns may be null.
     for name, default in (("topic", source.name), ("partition", 0)):
-        column = columns.get(name, F.lit(None)).cast(_kinds()[name])
+        column = columns.get(name, F.lit(None)).cast(_raw_types()[name])
         columns[name] = F.coalesce(column, F.lit(default))
 
     places = {FILE: F.lit(None).cast("string")}
@@ -483,19 +485,19 @@ def _any_columns(frame: DataFrame, source: FormatSource) -> DataFrame:
         places = _file_places()
         columns.setdefault("timestamp", F.col("_metadata.file_modification_time"))
     if "offset" in columns:
-        return frame.select(_raw(columns))
-    return frame.select(*_raw(columns), *_aliased(places))
+        return frame.select(_raw_columns(columns))
+    return frame.select(*_raw_columns(columns), *_alias_columns(places))
 
 
-def _raw(columns: dict[str, Column]) -> list[Column]:
+def _raw_columns(columns: dict[str, Column]) -> list[Column]:
     """Return the columns of raw records in their types; those that the source lacks are null."""
     raw = []
-    for name, kind in _kinds().items():
+    for name, kind in _raw_types().items():
         raw.append(columns.get(name, F.lit(None)).cast(kind).alias(name))
     return raw
 
 
-def _kinds() -> dict[str, DataType]:
+def _raw_types() -> dict[str, DataType]:
     raw = StructType.fromDDL(RAW_SCHEMA)
     assert isinstance(raw, StructType)
     return {field.name: field.dataType for field in raw}

@@ -60,10 +60,10 @@ class UnreadableRecords:
 
     def find(self) -> FoundRecords:
         """Return what cannot be read; nothing is found if the records are not to blame."""
-        pieces = [*_pieces(self.spans)]
+        pieces = [*_split_spans(self.spans)]
         failing: Counter[tuple[str, int]] = Counter()
 
-        def read(start: int, stop: int) -> bool:
+        def try_reading(start: int, stop: int) -> bool:
             chosen = pieces[start:stop]
             if all(failing[piece[:2]] >= RANGES for piece in chosen):
                 return False  # for the consumer
@@ -77,24 +77,24 @@ class UnreadableRecords:
             return True
 
         by_consumer: list[Span] = []
-        for halved in by_halves(read, len(pieces), is_for_search):
+        for halved in by_halves(try_reading, len(pieces), is_for_search):
             if not halved.made:
                 by_consumer += pieces[halved.start : halved.stop]
         reasons: dict[RecordPlace, str] = {}
-        spans = tuple(_joined(by_consumer))
+        spans = tuple(_join_spans(by_consumer))
         by_trying: list[int] = []
         for span in spans:
-            reasons |= self._tried(span, by_trying)
+            reasons |= self._find_by_trying(span, by_trying)
             if len(by_trying) > MOST_FOUND:
                 return FoundRecords()
         return FoundRecords(spans, reasons) if reasons else FoundRecords()
 
-    def frame(self, found: FoundRecords) -> DataFrame:
+    def frame_with_reasons(self, found: FoundRecords) -> DataFrame:
         """Return all records of the spans, those that cannot be read with the reason in the column UNREADABLE. Lazy.
 
         Such a record has no time; without one for the task its key, value and headers are in the reason's struct.
         """
-        frame = self._by_spark(_without(self.spans, found.by_consumer))
+        frame = self._by_spark(_subtract_spans(self.spans, found.by_consumer))
         tables = [self._by_consumer(span, found.reasons) for span in found.by_consumer]
         return frame.unionByName(self.spark.createDataFrame(pa.concat_tables(tables))) if tables else frame
 
@@ -102,7 +102,7 @@ class UnreadableRecords:
         """Return the records of spans, as Spark's source reads them. Lazy."""
         # A read has one span of a partition.
         reads: list[tuple[Offsets, Offsets]] = []
-        for span in _joined(spans):
+        for span in _join_spans(spans):
             free = [read for read in reads if span.partition not in read[0].get(span.topic, {})]
             if not free:
                 free = [({}, {})]
@@ -110,13 +110,13 @@ class UnreadableRecords:
             begins, ends = free[0]
             begins.setdefault(span.topic, {})[span.partition] = span.first
             ends.setdefault(span.topic, {})[span.partition] = span.end
-        frame = self.spark.createDataFrame(_table([]))
+        frame = self.spark.createDataFrame(_records_table([]))
         for begins, ends in reads:
             records = records_between(self.spark, self.kafka, begins, ends)
             frame = frame.unionByName(records.withColumn(UNREADABLE, F.lit(None).cast(UNREADABLE_TYPE)))
         return frame
 
-    def _tried(self, span: Span, by_trying: list[int]) -> dict[RecordPlace, str]:
+    def _find_by_trying(self, span: Span, by_trying: list[int]) -> dict[RecordPlace, str]:
         """Return why records of a span cannot be read, or end the task that reads them.
 
         The offsets of the latter are added to `by_trying`; beyond MOST_FOUND nothing is tried any more.
@@ -127,7 +127,7 @@ class UnreadableRecords:
         for record in table.filter(table.column(UNREADABLE).is_valid()).select(["offset", UNREADABLE]).to_pylist():
             reasons[RecordPlace(*span[:2], record["offset"])] = record[UNREADABLE]["reason"]
 
-        def land(start: int, stop: int) -> bool:
+        def try_landing(start: int, stop: int) -> bool:
             self.tell(0, 1)
             if len(by_trying) <= MOST_FOUND:
                 try:
@@ -138,7 +138,7 @@ class UnreadableRecords:
                     raise
             return True
 
-        for halved in by_halves(land, len(good), is_for_search) if len(good) else ():
+        for halved in by_halves(try_landing, len(good), is_for_search) if len(good) else ():
             if halved.error is not None:
                 offset = good.column("offset")[halved.start].as_py()
                 why = f"the task that reads it fails: {first_line(halved.error)}"
@@ -151,7 +151,7 @@ class UnreadableRecords:
         An offset that the consumer cannot read is a record without key and value.
         """
         records = []
-        for record in self._polled(span):
+        for record in self._poll_records(span):
             reason = record.pop("reason") or reasons.get(RecordPlace(*span[:2], record["offset"]))
             record[UNREADABLE] = None
             if reason:
@@ -159,9 +159,9 @@ class UnreadableRecords:
                 record[UNREADABLE] = {"reason": reason, **hidden}
                 record["timestamp"] = None
             records.append(record)
-        return _table(records)
+        return _records_table(records)
 
-    def _polled(self, span: Span) -> Iterator[dict[str, Any]]:
+    def _poll_records(self, span: Span) -> Iterator[dict[str, Any]]:
         """Yield the records of a span, and why one cannot be read. Raises what no record causes."""
         jvm = spark_internals.jvm(self.spark)
         settings = {"key.deserializer": _BYTES, "value.deserializer": _BYTES, "enable.auto.commit": "false"}
@@ -179,7 +179,7 @@ class UnreadableRecords:
                         raise
                     position = consumer.position(partition)
                     reason = spark_internals.first_cause(error)
-                    yield {**_place(span, position), "reason": f"Kafka's consumer cannot read it: {reason}"}
+                    yield {**_record_place(span, position), "reason": f"Kafka's consumer cannot read it: {reason}"}
                     consumer.seek(partition, position + 1)
                     continue
                 records = polled.toArray()
@@ -187,7 +187,7 @@ class UnreadableRecords:
                     raise TimeoutError(f"Kafka gives no record of {span.topic}/{span.partition} from {position} on")
                 for record in records:
                     if record.offset() < span.end:
-                        yield _record(span, record)
+                        yield _raw_record(span, record)
         finally:
             consumer.close()
 
@@ -195,11 +195,11 @@ class UnreadableRecords:
 _BYTES = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
 
 
-def _place(span: Span, offset: int) -> dict[str, Any]:
+def _record_place(span: Span, offset: int) -> dict[str, Any]:
     return {"topic": span.topic, "partition": span.partition, "offset": offset}
 
 
-def _record(span: Span, record: Any) -> dict[str, Any]:
+def _raw_record(span: Span, record: Any) -> dict[str, Any]:
     """Return a record of the consumer with the columns of a raw record, and why Spark cannot read it, or None."""
     millis = record.timestamp()
     reason = None
@@ -207,7 +207,7 @@ def _record(span: Span, record: Any) -> dict[str, Any]:
         reason = f"its time is {millis} ms since 1970, which no timestamp holds: does its producer send microseconds?"
     headers = [{"key": header.key(), "value": header.value()} for header in record.headers().toArray()]
     return {
-        **_place(span, record.offset()),
+        **_record_place(span, record.offset()),
         "key": record.key(),
         "value": record.value(),
         "timestamp": None if reason else millis * 1_000,
@@ -217,19 +217,19 @@ def _record(span: Span, record: Any) -> dict[str, Any]:
     }
 
 
-def _table(records: list[dict[str, Any]]) -> pa.Table:
+def _records_table(records: list[dict[str, Any]]) -> pa.Table:
     """Return records with the columns of raw records and UNREADABLE."""
     return pa.Table.from_pylist(records, with_unreadable())
 
 
-def _pieces(spans: Iterable[Span]) -> Iterator[Span]:
+def _split_spans(spans: Iterable[Span]) -> Iterator[Span]:
     """Yield spans of at most RANGE offsets."""
     for span in spans:
         for first in range(span.first, span.end, RANGE):
             yield span._replace(first=first, end=min(first + RANGE, span.end))
 
 
-def _joined(spans: Iterable[Span]) -> Iterator[Span]:
+def _join_spans(spans: Iterable[Span]) -> Iterator[Span]:
     """Yield spans, those of a partition that follow each other as one."""
     last: Span | None = None
     for span in spans:
@@ -243,7 +243,7 @@ def _joined(spans: Iterable[Span]) -> Iterator[Span]:
         yield last
 
 
-def _without(spans: Iterable[Span], others: tuple[Span, ...]) -> Iterator[Span]:
+def _subtract_spans(spans: Iterable[Span], others: tuple[Span, ...]) -> Iterator[Span]:
     """Yield what is left of spans without others, which are parts of them in the same order."""
     for span in spans:
         first = span.first

@@ -71,8 +71,8 @@ class Checkpoint:
                 fault = "is damaged; `router run` mends it, or prints what to do"
                 raise StartError(f"{place.root}/spark/metadata {fault}") from None
         notes = SparkNotes(place)
-        decided = max(notes.numbers("offsets"), default=-1)
-        return cls(run, decided=decided, last=max(notes.numbers("commits"), default=-1))
+        decided = max(notes.list_batches("offsets"), default=-1)
+        return cls(run, decided=decided, last=max(notes.list_batches("commits"), default=-1))
 
 
 def last_manifest(checkpoint: Lake) -> Manifest | None:
@@ -93,7 +93,9 @@ def was_cut_off(lake: Lake, store: CheckpointStore, config: Config) -> bool:
     return store.read(f"manifests/{run}/{next_batch:010d}.json") is not None
 
 
-def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: Accepted = frozenset()) -> None:
+def check_lake_and_checkpoint(
+    lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: Accepted = frozenset()
+) -> None:
     """Raise StartError if lake and checkpoint do not belong together, unless just that is accepted.
 
     A checkpoint ahead of its lake would continue after records that are nowhere any more; one that is behind would take
@@ -126,7 +128,7 @@ def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: 
         )
     if checkpoint.decided >= 0 or accept & {"lost-checkpoint", "duplicates"}:
         return
-    if traces := _traces(lake, table, name):
+    if traces := _describe_earlier_runs(lake, table, name):
         raise StartError(
             f"{lake.root} holds records of {name} ({traces}), but its checkpoint is empty: a start from the beginning "
             "would write them twice. Restore the checkpoint; or run with --accept lost-checkpoint to continue where "
@@ -134,7 +136,7 @@ def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: 
         )
 
 
-def _traces(lake: Lake, ledger: DeltaTable | None, name: str) -> str:
+def _describe_earlier_runs(lake: Lake, ledger: DeltaTable | None, name: str) -> str:
     """Return the runs in the ledger, else the tables, with records of a query, as text."""
     if ledger is not None:
         runs = pc.unique(_ledger_rows(ledger, name, ["run"]).column("run")).to_pylist()
@@ -216,7 +218,7 @@ def refuse_speculation(setting: str | None, config: Config) -> None:
         )
 
 
-def resume(lake: Lake, ledger: str, name: str) -> Offsets:
+def read_resume_offsets(lake: Lake, ledger: str, name: str) -> Offsets:
     """Return the offsets after the last records in the ledger, where a lost Kafka checkpoint continues.
 
     Raises StartError if the last batch is in some tables and not in the ledger: it was cut off half-way, and a start
@@ -246,7 +248,7 @@ def _refuse_half_batch(lake: Lake, name: str, in_ledger: dict[str, int]) -> None
         )
 
 
-def begin(
+def find_starting_offsets(
     spark: SparkSession, tables: TableCache, checkpoint: Lake, config: Config, accept: Accepted
 ) -> Offsets | None:
     """Return where a new checkpoint begins; None if it begins where the configuration says, or is not new."""
@@ -256,14 +258,14 @@ def begin(
     note_source(CheckpointStore(checkpoint), config)
     refuse_moved(lake, config)
     refuse_shared(lake, config)
-    examine(lake, config.ledger, config.name, past, accept)
+    check_lake_and_checkpoint(lake, config.ledger, config.name, past, accept)
     if past.run:
         refuse_lost_tables(tables, CheckpointStore(checkpoint, past.run), config, past.last, accept)
     if "lost-checkpoint" not in accept or past.decided >= 0:
         return None
     if config.source.kafka is None:
         raise StartError("only a Kafka source can continue from the ledger; restore the checkpoint")
-    return source.complete_offsets(spark, config.source.kafka, resume(lake, config.ledger, config.name))
+    return source.complete_offsets(spark, config.source.kafka, read_resume_offsets(lake, config.ledger, config.name))
 
 
 def refuse_other_source(store: CheckpointStore, config: Config, past: Checkpoint) -> None:
@@ -323,7 +325,7 @@ def _configured_place(lake: Lake, table: str) -> str:
         return f"a place that cannot be ({error})"
 
 
-def reach(spark: SparkSession, place: Lake, *, needed_for: Sequence[str] = (), writes: bool = True) -> None:
+def make_reachable(spark: SparkSession, place: Lake, *, needed_for: Sequence[str] = (), writes: bool = True) -> None:
     """Try a place, and let Spark's own file systems reach it with the rights of the router. Raises StartError.
 
     Without `writes` it is not tried whether the place takes files.

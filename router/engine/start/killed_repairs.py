@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyarrow import fs
 
-from router.engine.start.run_lock import locked
+from router.engine.start.run_lock import hold_file_lock
 from router.errors import RunningError
 from router.own_names import STAGING
 
@@ -34,15 +34,15 @@ def lock_of(table: str) -> str:
 def clear_killed_repairs(lake: Lake, checkpoint: Lake, query: str) -> None:
     """Delete the tables that killed repairs of a query have left in the lake, but not those of a running repair."""
     root = staged_as(query, "").replace(".", "/").rstrip("/")
-    for layer in _folders(lake, root):
-        for folder in _folders(lake, layer):
+    for layer in _list_folders(lake, root):
+        for folder in _list_folders(lake, layer):
             table = folder.removeprefix(f"{root}/").replace("/", ".")
             # A repair that runs holds the lock, which raises RunningError here.
-            with suppress(RunningError), locked(checkpoint, lock_of(table), f"{table} is repaired"):
+            with suppress(RunningError), hold_file_lock(checkpoint, lock_of(table), f"{table} is repaired"):
                 lake.files.delete_dir(folder)
                 log.info("%s: deleted the staged table of a killed repair of %s", query, table)
 
 
-def _folders(lake: Lake, root: str) -> list[str]:
+def _list_folders(lake: Lake, root: str) -> list[str]:
     entries = lake.files.get_file_info(fs.FileSelector(root, allow_not_found=True))
     return [entry.path for entry in entries if entry.type is fs.FileType.Directory]

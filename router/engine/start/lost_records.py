@@ -58,10 +58,10 @@ class LostRecords:
     config: Config
     committers: Committers
 
-    def refusal(self, error: BaseException) -> StartError:
+    def make_start_error(self, error: BaseException) -> StartError:
         """Return the sentence that stops a stream whose next records are gone."""
         try:
-            lost = self.ranges()
+            lost = self.read_lost_ranges()
         except StartError as other:
             return other
         if not lost:
@@ -76,12 +76,12 @@ class LostRecords:
             "missing; and let the topic keep its records for longer"
         )
 
-    def ranges(self) -> list[LostRange]:
+    def read_lost_ranges(self) -> list[LostRange]:
         """Return the records that come next and that Kafka has deleted, by topic and partition.
 
         Raises StartError if a topic ends before them: it was deleted and created again, and has other records.
         """
-        begin = self._begin(Checkpoint.read(self.checkpoint).last + 1)
+        begin = self._read_begin_offsets(Checkpoint.read(self.checkpoint).last + 1)
         assert self.config.source.kafka is not None
         first: Offsets = {}
         created_again = []
@@ -109,17 +109,17 @@ class LostRecords:
         past = Checkpoint.read(self.checkpoint)
         run = past.run or ""
         batch = past.last + 1
-        begin = self._begin(batch)
+        begin = self._read_begin_offsets(batch)
         if CheckpointStore(self.checkpoint, run).read_manifest(batch) is not None:
             return self._end_decided_batch(batch, self._deleted_topics(begin), accepted=accepted)
         if ledger.last_batch(self.lake.open(self.config.ledger), self.config.name, past.run) >= batch:
-            end = self._begin(batch + 1)
+            end = self._read_begin_offsets(batch + 1)
             lost = _ranges_between(begin, end)
             if lost and not accepted:
                 return []
             deleted = {topic: begin[topic] for topic in begin.keys() - end.keys()}
         else:
-            lost = self.ranges() if accepted else []
+            lost = self.read_lost_ranges() if accepted else []
             deleted = self._deleted_topics(begin)
             if not (lost or deleted):
                 return []
@@ -128,13 +128,13 @@ class LostRecords:
             for topic in deleted:
                 del begin[topic]
             # The settings of Spark are those of the batch that was cut off, or of the one before.
-            former = self._notes.text(f"offsets/{batch}") or self._notes.text(f"offsets/{batch - 1}")
+            former = self._notes.read_text(f"offsets/{batch}") or self._notes.read_text(f"offsets/{batch - 1}")
             self._notes.write(f"offsets/{batch}", with_offsets(former, begin))
             app_id = str(TransactionId("ledger", f"{self.config.name}:{past.run}"))
             entry = ledger.LedgerEntry(self.config.ledger, app_id, batch)
             rows = [_ledger_row(self.config.name, run, batch, lost_range) for lost_range in lost]
             ledger.append(self.committers, entry, rows)
-        self._notes.write(f"commits/{batch}", self._notes.text(f"commits/{batch - 1}") or NO_WATERMARK)
+        self._notes.write(f"commits/{batch}", self._notes.read_text(f"commits/{batch - 1}") or NO_WATERMARK)
         return [*(f"lost records: {lost_range}" for lost_range in lost), *_in_words(deleted)]
 
     def _end_decided_batch(self, batch: int, deleted: Offsets, *, accepted: bool) -> list[str]:
@@ -149,7 +149,7 @@ class LostRecords:
             )
         # Spark asks for all topics that the batch began with.
         for path in (f"offsets/{batch}", _begin_note(batch)) if deleted else ():
-            text = self._notes.text(path) or ""
+            text = self._notes.read_text(path) or ""
             offsets = {topic: ends for topic, ends in offsets_in(text).items() if topic not in deleted}
             self._notes.write(path, with_offsets(text, offsets))
         return _in_words(deleted)
@@ -163,9 +163,9 @@ class LostRecords:
         existing = source.complete_offsets(self.spark, kafka, begin)
         return {topic: offsets for topic, offsets in begin.items() if topic not in existing}
 
-    def _begin(self, batch: int) -> Offsets:
+    def _read_begin_offsets(self, batch: int) -> Offsets:
         """Return the offsets that a batch begins with: where the one before it ends."""
-        text = self._notes.text(_begin_note(batch))
+        text = self._notes.read_text(_begin_note(batch))
         if text is None:
             raise StartError(f"{self.config.name}: the checkpoint does not say where batch {batch} begins")
         return offsets_in(text)

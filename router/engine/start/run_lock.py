@@ -42,7 +42,9 @@ PATIENCE = 2.0
 
 
 @contextmanager
-def alone(checkpoint: Lake, name: str, lost: Callable[[], object] = lambda: None, holder: str = "") -> Iterator[None]:
+def hold_run_lock(
+    checkpoint: Lake, name: str, lost: Callable[[], object] = lambda: None, holder: str = ""
+) -> Iterator[None]:
     """Hold the lock of a checkpoint; raise RunningError while another run holds it.
 
     `lost` is called if another run took the lock meanwhile, as after a pause of this machine; the block ends with
@@ -52,7 +54,7 @@ def alone(checkpoint: Lake, name: str, lost: Callable[[], object] = lambda: None
         f"{name} is running already: its checkpoint {checkpoint.root} is locked; stop that run, or give this "
         "one another name and checkpoint"
     )
-    with locked(checkpoint, RUN_LOCK, refusal, lost, holder=holder, patience=PATIENCE):
+    with hold_file_lock(checkpoint, RUN_LOCK, refusal, lost, holder=holder, patience=PATIENCE):
         yield
 
 
@@ -83,7 +85,7 @@ def is_run_active(checkpoint: Lake) -> bool:
 
 
 @contextmanager
-def locked(
+def hold_file_lock(
     checkpoint: Lake,
     file: str,
     refusal: str,
@@ -94,18 +96,18 @@ def locked(
 ) -> Iterator[None]:
     """Hold a lock that is a file in a checkpoint; raise RunningError while another process holds it.
 
-    `lost` and `holder` are those of `alone`. On a disk it is tried again for `patience` seconds.
+    `lost` and `holder` are those of `hold_run_lock`. On a disk it is tried again for `patience` seconds.
     """
     if checkpoint.is_local:
-        lock = _flocked(checkpoint, file, refusal, holder, patience)
+        lock = _hold_flock(checkpoint, file, refusal, holder, patience)
     else:
-        lock = _leased(checkpoint, file, refusal, lost, holder)
+        lock = _hold_lease(checkpoint, file, refusal, lost, holder)
     with lock:
         yield
 
 
 @contextmanager
-def _flocked(checkpoint: Lake, file: str, refusal: str, holder: str, patience: float) -> Iterator[None]:
+def _hold_flock(checkpoint: Lake, file: str, refusal: str, holder: str, patience: float) -> Iterator[None]:
     path = Path(checkpoint.root, file)
     path.parent.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + patience
@@ -113,7 +115,7 @@ def _flocked(checkpoint: Lake, file: str, refusal: str, holder: str, patience: f
         while not _try_flock(lock):
             if time.monotonic() >= end:
                 lock.seek(0)
-                raise RunningError(_reason(lock.read(), refusal))
+                raise RunningError(_refusal_reason(lock.read(), refusal))
             time.sleep(0.05)
         # The name that a killed holder wrote is replaced, even by nothing.
         lock.truncate(0)
@@ -131,7 +133,7 @@ def _try_flock(lock: TextIO) -> bool:
     return True
 
 
-def _reason(content: str | bytes | None, refusal: str) -> str:
+def _refusal_reason(content: str | bytes | None, refusal: str) -> str:
     """Return why a start is refused: the holder's name if the lock's file contains one, else `refusal`."""
     holder = None
     with suppress(ValueError, TypeError, AttributeError):
@@ -142,7 +144,7 @@ def _reason(content: str | bytes | None, refusal: str) -> str:
 
 
 @contextmanager
-def _leased(checkpoint: Lake, file: str, refusal: str, lost: Callable[[], object], holder: str) -> Iterator[None]:
+def _hold_lease(checkpoint: Lake, file: str, refusal: str, lost: Callable[[], object], holder: str) -> Iterator[None]:
     lease = Lease(checkpoint.store, file, refusal, lost, holder)
     lease.take()
     renewing = threading.Thread(target=lease.renew_until_ended, name=f"lock {file}", daemon=True)
@@ -174,23 +176,23 @@ class Lease:
 
     def take(self) -> None:
         """Take the lock, at once or when the existing one has expired. Raises RunningError."""
-        stamp = self._create()
+        stamp = self._create_lock()
         while stamp is None:
             existing = self.files.read_stamp(self.path)
             if existing is None:
-                stamp = self._create()  # its holder has just deleted it
+                stamp = self._create_lock()  # its holder has just deleted it
                 continue
             log.info("%s is there: waiting %.0f s to see whether its run is alive", self.path, _EXPIRES)
             if _next_stamp(self.files, self.path, existing) != existing:
-                raise self._refusal()
+                raise self._make_refusal()
             # Of several processes that have waited for it, one replaces it.
-            stamp = self._replace(existing)
+            stamp = self._replace_lock(existing)
             if stamp is None:
-                raise self._refusal()
+                raise self._make_refusal()
         self.stamp = stamp
 
-    def _refusal(self) -> RunningError:
-        return RunningError(_reason(self.files.read(self.path), self.refusal))
+    def _make_refusal(self) -> RunningError:
+        return RunningError(_refusal_reason(self.files.read(self.path), self.refusal))
 
     def renew_until_ended(self) -> None:
         """Renew the lock every few seconds; call `lost` once if that fails for too long, or another run has it."""
@@ -198,7 +200,7 @@ class Lease:
         while not self.ended.wait(RENEWED):
             began = time.monotonic()
             try:
-                stamp = self._replace(self.stamp)
+                stamp = self._replace_lock(self.stamp)
                 renewed = began
             except OSError as error:
                 log.warning("%s could not be renewed: %s", self.path, first_line(error))
@@ -216,14 +218,14 @@ class Lease:
             if not self.gone and self._is_own():
                 self.files.delete([self.path])
 
-    def _create(self) -> str | None:
+    def _create_lock(self) -> str | None:
         """Return the stamp of a new lock; None if another process has one."""
-        return self.files.create_if_absent(self.path, self._content()) or self._own_stamp()
+        return self.files.create_if_absent(self.path, self._lock_content()) or self._own_stamp()
 
-    def _replace(self, stamp: str) -> str | None:
+    def _replace_lock(self, stamp: str) -> str | None:
         """Return the new stamp of the lock; None if its stamp is not the given one any more."""
         self.number += 1
-        return self.files.replace_if_unchanged(self.path, self._content(), stamp) or self._own_stamp()
+        return self.files.replace_if_unchanged(self.path, self._lock_content(), stamp) or self._own_stamp()
 
     def _own_stamp(self) -> str | None:
         """Return the stamp of a lock that a request has made whose answer was lost."""
@@ -236,7 +238,7 @@ class Lease:
         except (ValueError, KeyError, TypeError):  # another program has written it
             return False
 
-    def _content(self) -> bytes:
+    def _lock_content(self) -> bytes:
         content: dict[str, object] = {
             "owner": self.owner,
             "host": platform.node(),

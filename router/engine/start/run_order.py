@@ -30,7 +30,7 @@ def ordinal_of(store: CheckpointStore, lake: Lake, ledger: str, *, by_spark: Spa
     ordinals = store.read_note().runs
     if store.run in ordinals:
         return ordinals[store.run]
-    runs = _runs(lake, ledger, by_spark) - {store.run}
+    runs = _read_ledger_runs(lake, ledger, by_spark) - {store.run}
     earlier = [run for run in runs if not run.startswith(REPLAY_PREFIX)]
     # A run without rows is noted and not in the ledger, one of a former checkpoint the other way round.
     ordinal = max(len(earlier), max(ordinals.values(), default=-1) + 1)
@@ -38,7 +38,7 @@ def ordinal_of(store: CheckpointStore, lake: Lake, ledger: str, *, by_spark: Spa
     return ordinal
 
 
-def _runs(lake: Lake, ledger: str, by_spark: SparkSession | None) -> set[str]:
+def _read_ledger_runs(lake: Lake, ledger: str, by_spark: SparkSession | None) -> set[str]:
     """Return the runs that the ledger has, of all queries: several may merge into one table."""
     if by_spark is not None:
         return _runs_by_spark(by_spark, lake, ledger)

@@ -64,20 +64,20 @@ class SparkNotes:
     checkpoint: Lake
     folder: str = "spark"
 
-    def numbers(self, kind: str) -> list[int]:
+    def list_batches(self, kind: str) -> list[int]:
         """Return the batches that have a note of a kind (`offsets`, `commits`), oldest first."""
         selector = fs.FileSelector(f"{self.folder}/{kind}", allow_not_found=True)
         names = [entry.base_name for entry in self.checkpoint.files.get_file_info(selector)]
         return sorted(int(name) for name in names if name.isdecimal())
 
-    def text(self, path: str) -> str | None:
+    def read_text(self, path: str) -> str | None:
         """Return a note; None if there is none."""
         content = self.checkpoint.read(f"{self.folder}/{path}")
         return None if content is None else content.decode("utf-8", "replace").rstrip("\n")
 
-    def offsets(self, path: str) -> Offsets:
+    def read_offsets(self, path: str) -> Offsets:
         """Return the offsets of a Kafka source in a note; none if there is no such note."""
-        return offsets_in(self.text(path) or "{}")
+        return offsets_in(self.read_text(path) or "{}")
 
     def write(self, path: str, text: str) -> None:
         """Write a note; the checksum of the former one would make Hadoop refuse it."""
@@ -89,14 +89,14 @@ class SparkNotes:
         self.checkpoint.delete(f"{self.folder}/{path}")
         self.checkpoint.delete(f"{self.folder}/{_checksum_path(path)}")
 
-    def place(self, path: str) -> str:
+    def note_address(self, path: str) -> str:
         """Return the address of a note."""
         return f"{self.checkpoint.root}/{self.folder}/{path}"
 
-    def mend(self, path: str, text: str | None, why: str) -> None:
+    def mend_note(self, path: str, text: str | None, why: str) -> None:
         """Write a damaged note again, or delete it without a text, and log that."""
         outcome = "deleted" if text is None else "written again"
-        log.warning("%s was damaged: %s. It is %s: %s", self.place(path), self.damage(path), outcome, why)
+        log.warning("%s was damaged: %s. It is %s: %s", self.note_address(path), self.find_damage(path), outcome, why)
         if text is None:
             self.delete(path)
         else:
@@ -104,21 +104,23 @@ class SparkNotes:
 
     def mend_commits(self) -> None:
         """Mend the notes about batches that have ended."""
-        newest = max(self.numbers("offsets"), default=-1)
+        newest = max(self.list_batches("offsets"), default=-1)
         # A power cut damages the newest notes: the first whole one ends the search.
-        for batch in reversed(self.numbers("commits")):
-            if not self.damage(f"commits/{batch}"):
+        for batch in reversed(self.list_batches("commits")):
+            if not self.find_damage(f"commits/{batch}"):
                 return
             if batch < newest:
-                self.mend(f"commits/{batch}", NO_WATERMARK, f"batch {batch + 1} has begun, so that {batch} had ended")
+                self.mend_note(
+                    f"commits/{batch}", NO_WATERMARK, f"batch {batch + 1} has begun, so that {batch} had ended"
+                )
             else:
-                self.mend(f"commits/{batch}", None, f"batch {batch} runs again, and finds its work done")
+                self.mend_note(f"commits/{batch}", None, f"batch {batch} runs again, and finds its work done")
 
-    def refusal(self, path: str, why: str, todo: str) -> StartError:
+    def make_refusal(self, path: str, why: str, todo: str) -> StartError:
         """Return the error for a damaged note that only a person can replace."""
-        return StartError(f"{self.place(path)} is damaged: {self.damage(path)}. {why}. {todo}")
+        return StartError(f"{self.note_address(path)} is damaged: {self.find_damage(path)}. {why}. {todo}")
 
-    def damage(self, path: str) -> str:
+    def find_damage(self, path: str) -> str:
         """Return what is wrong with a note; an empty text if it is whole or missing. Delete a damaged checksum."""
         content = self.checkpoint.read(f"{self.folder}/{path}")
         if content is None:
@@ -128,14 +130,16 @@ class SparkNotes:
         if not _is_whole(path, content.decode("utf-8", "replace").lstrip("\0").rstrip("\n").split("\n")):
             return f"it is cut off after {len(content)} bytes"
         written_checksums = self.checkpoint.read(f"{self.folder}/{_checksum_path(path)}")
-        checksums = _checksums(content)
+        checksums = _chunk_checksums(content)
         if written_checksums is None or written_checksums[CRC_HEADER:] == checksums:
             return ""
         if len(written_checksums) == CRC_HEADER + len(checksums):
             return "it is not what its checksum says"
         # The note is whole, and Spark reads one without a checksum.
         self.checkpoint.delete(f"{self.folder}/{_checksum_path(path)}")
-        log.warning("deleted %s: the checksum was cut off, and its note is whole", self.place(_checksum_path(path)))
+        log.warning(
+            "deleted %s: the checksum was cut off, and its note is whole", self.note_address(_checksum_path(path))
+        )
         return ""
 
 
@@ -146,10 +150,10 @@ def refuse_left_topics(config: Config, checkpoint: Lake) -> None:
     """
     kafka = config.source.kafka
     notes = SparkNotes(checkpoint)
-    begun = notes.numbers("offsets")
+    begun = notes.list_batches("offsets")
     if kafka is None or not begun:
         return
-    text = notes.text(f"offsets/{begun[-1]}")
+    text = notes.read_text(f"offsets/{begun[-1]}")
     if not text or text.endswith(NO_OFFSET):
         return
     left_topics = [topic for topic in sorted(offsets_in(text)) if kafka.reads_topic(topic) is False]
@@ -180,12 +184,12 @@ def processed_offsets(checkpoint: Lake) -> dict[tuple[str, int], int]:
     Empty before the first batch, for other sources, and if Spark's note is damaged.
     """
     notes = SparkNotes(checkpoint)
-    finished = notes.numbers("commits")
+    finished = notes.list_batches("commits")
     if not finished:
         return {}
     offsets: dict[tuple[str, int], int] = {}
     try:
-        by_topic = offsets_in(notes.text(f"offsets/{finished[-1]}") or "")
+        by_topic = offsets_in(notes.read_text(f"offsets/{finished[-1]}") or "")
         for topic, by_partition in by_topic.items():
             for partition, offset in by_partition.items():
                 offsets[topic, partition] = int(offset)
@@ -209,7 +213,7 @@ def _checksum_path(path: str) -> str:
     return f"{folder}{slash}.{name}.crc"
 
 
-def _checksums(content: bytes) -> bytes:
+def _chunk_checksums(content: bytes) -> bytes:
     chunks = [content[begin : begin + CRC_CHUNK] for begin in range(0, len(content), CRC_CHUNK)]
     return b"".join(zlib.crc32(chunk).to_bytes(4, "big") for chunk in chunks)
 
@@ -270,21 +274,21 @@ class CheckpointMending:
         """Return the notes of the query."""
         return SparkNotes(self.checkpoint)
 
-    def mend(self) -> None:
+    def mend_notes(self) -> None:
         """Mend what is damaged, and log a line for each file. Raises StartError if a person has to decide."""
         store = CheckpointStore(self.checkpoint, self._mend_run())
         self.notes.mend_commits()
-        if begun := self.notes.numbers("offsets"):
+        if begun := self.notes.list_batches("offsets"):
             self._mend_manifest(store, begun[-1])
         self._mend_offsets(store)
         self._mend_first_offsets(store)
 
     def _mend_run(self) -> str:
         """Return the id of the query; mend the file that contains it."""
-        if not self.notes.damage("metadata"):
-            metadata = _parse_json(self.notes.text("metadata") or "") or {}
+        if not self.notes.find_damage("metadata"):
+            metadata = _parse_json(self.notes.read_text("metadata") or "") or {}
             return str(metadata.get("id", ""))
-        newest = max(self.notes.numbers("offsets"), default=-1)
+        newest = max(self.notes.list_batches("offsets"), default=-1)
         last_batches: dict[str, int] = {}
         for path in CheckpointStore(self.checkpoint).json_paths("manifests"):
             _, run, file = path.split("/")
@@ -293,27 +297,27 @@ class CheckpointMending:
         candidates: dict[str, bool | None] = {}
         for run, batch in last_batches.items():
             if batch in (newest, newest - 1):
-                candidates[run] = self._fits(run, batch)
+                candidates[run] = self._fits_manifest(run, batch)
         runs = [run for run, fits in candidates.items() if fits is not False]
         if len(runs) == 1 and candidates[runs[0]]:
-            self.notes.mend("metadata", json.dumps({"id": runs[0]}), "the manifests say which run this is")
+            self.notes.mend_note("metadata", json.dumps({"id": runs[0]}), "the manifests say which run this is")
             return runs[0]
         if runs or newest > 0:
-            raise self.notes.refusal("metadata", "It says which run this is, and the manifests do not", ANOTHER)
-        self.notes.mend("metadata", None, "no batch was decided, and a new run begins")
+            raise self.notes.make_refusal("metadata", "It says which run this is, and the manifests do not", ANOTHER)
+        self.notes.mend_note("metadata", None, "no batch was decided, and a new run begins")
         return ""
 
-    def _fits(self, run: str, batch: int) -> bool | None:
+    def _fits_manifest(self, run: str, batch: int) -> bool | None:
         """Return whether the manifest of a run counts records of a batch as Spark has noted it; None if unknown."""
         before = path_before(batch)
         behind = f"offsets/{batch}"
         manifest = CheckpointStore(self.checkpoint, run).read_manifest(batch)
         if self.config.source.kafka is None or manifest is None:
             return None
-        if self.notes.damage(before) or self.notes.damage(behind):
+        if self.notes.find_damage(before) or self.notes.find_damage(behind):
             return None
-        begins = self.notes.offsets(before)
-        ends = self.notes.offsets(behind)
+        begins = self.notes.read_offsets(before)
+        ends = self.notes.read_offsets(behind)
         for part in manifest.partitions:
             # Offsets are those of the next record to read.
             begin = begins.get(part.topic, {}).get(part.partition, 0)
@@ -328,7 +332,7 @@ class CheckpointMending:
         try:
             store.load(path)
         except StartError as error:
-            if batch in self.notes.numbers("commits"):
+            if batch in self.notes.list_batches("commits"):
                 return  # it has ended: `router verify` reports that its manifest is damaged
             configurations = tables_with_batch(self.lake, f"{self.config.name}:{store.run}", batch)
             if configurations:
@@ -348,26 +352,26 @@ class CheckpointMending:
 
     def _mend_offsets(self, store: CheckpointStore) -> None:
         """Mend the notes of the newest batch and of the one before, which contain where these end."""
-        while newest := self.notes.numbers("offsets")[-2:]:
-            damaged = [batch for batch in newest if self.notes.damage(f"offsets/{batch}")]
+        while newest := self.notes.list_batches("offsets")[-2:]:
+            damaged = [batch for batch in newest if self.notes.find_damage(f"offsets/{batch}")]
             if not damaged:
                 return
             batch = damaged[-1]
             path = f"offsets/{batch}"
             if batch == newest[-1] and not self._may_be_written(store, batch):
-                self.notes.mend(path, None, f"batch {batch} was not decided, and is read again")
+                self.notes.mend_note(path, None, f"batch {batch} was not decided, and is read again")
                 continue
             ends = self._end_of_batch(store, batch)
             if ends is None:
-                raise self.notes.refusal(path, f"It says where batch {batch} has ended", ANOTHER)
+                raise self.notes.make_refusal(path, f"It says where batch {batch} has ended", ANOTHER)
             # The first lines of a note (settings of Spark) are the same in the note of the other batch.
             whole = [number for number in newest if number not in damaged]
-            other = self.notes.text(f"offsets/{whole[0]}") if whole else None
-            self.notes.mend(path, with_offsets(other, ends), "the manifest says where the batch ends")
+            other = self.notes.read_text(f"offsets/{whole[0]}") if whole else None
+            self.notes.mend_note(path, with_offsets(other, ends), "the manifest says where the batch ends")
 
     def _may_be_written(self, store: CheckpointStore, batch: int) -> bool:
         """Return whether anything of a batch may be written."""
-        if store.read(store.manifest_path(batch)) is not None or batch in self.notes.numbers("commits"):
+        if store.read(store.manifest_path(batch)) is not None or batch in self.notes.list_batches("commits"):
             return True
         return bool(tables_with_batch(self.lake, f"{self.config.name}:{store.run}", batch))
 
@@ -375,11 +379,11 @@ class CheckpointMending:
         """Return where a batch of a Kafka source has ended: behind what its manifest counts. None if unknown."""
         if self.config.source.kafka is None:
             return None
-        earlier = [number for number in self.notes.numbers("offsets") if number < batch]
-        whole = [number for number in earlier if not self.notes.damage(f"offsets/{number}")]
+        earlier = [number for number in self.notes.list_batches("offsets") if number < batch]
+        whole = [number for number in earlier if not self.notes.find_damage(f"offsets/{number}")]
         if whole:
             first = whole[-1] + 1
-            offsets: Offsets | None = self.notes.offsets(f"offsets/{whole[-1]}")
+            offsets: Offsets | None = self.notes.read_offsets(f"offsets/{whole[-1]}")
         else:
             first = 0
             offsets = self._begin_of_query(store)
@@ -396,8 +400,8 @@ class CheckpointMending:
 
     def _begin_of_query(self, store: CheckpointStore) -> Offsets | None:
         """Return where the first batch began; empty if every partition begins with its first record."""
-        if self.notes.text("sources/0/0") and not self.notes.damage("sources/0/0"):
-            return self.notes.offsets("sources/0/0")
+        if self.notes.read_text("sources/0/0") and not self.notes.find_damage("sources/0/0"):
+            return self.notes.read_offsets("sources/0/0")
         return {} if self._from_the_beginning(store) else None
 
     def _from_the_beginning(self, store: CheckpointStore) -> bool:
@@ -410,21 +414,21 @@ class CheckpointMending:
     def _mend_first_offsets(self, store: CheckpointStore) -> None:
         """Mend the note where the first batch begins: Spark reads it at every start."""
         path = "sources/0/0"
-        if self.config.source.kafka is None or not self.notes.damage(path):
+        if self.config.source.kafka is None or not self.notes.find_damage(path):
             return
         manifest = store.read_manifest(0)
-        if manifest is not None or self.notes.numbers("commits"):
-            begins = self.notes.offsets(f"offsets/{self.notes.numbers('offsets')[0]}")
+        if manifest is not None or self.notes.list_batches("commits"):
+            begins = self.notes.read_offsets(f"offsets/{self.notes.list_batches('offsets')[0]}")
             why = "nothing begins with it any more"
             if manifest is not None:
                 why = "the manifest says where the first batch begins"
                 for part in manifest.partitions:
                     begins.setdefault(part.topic, {})[part.partition] = part.first
-            self.notes.mend(path, f"\0v1\n{_as_text(begins)}", why)  # the first byte is for Spark 2.1
+            self.notes.mend_note(path, f"\0v1\n{_as_text(begins)}", why)  # the first byte is for Spark 2.1
         elif self._from_the_beginning(store):
-            self.notes.mend(path, None, "nothing was decided, and the topic is read from its beginning")
+            self.notes.mend_note(path, None, "nothing was decided, and the topic is read from its beginning")
         else:
             todo = (
                 "Delete it and the folder `offsets` next to its folder, and the query starts over with what comes then"
             )
-            raise self.notes.refusal(path, "It says where the first batch begins", todo)
+            raise self.notes.make_refusal(path, "It says where the first batch begins", todo)

@@ -18,7 +18,7 @@ from router.engine.balance import Partition
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import KEPT_MANIFESTS, CheckpointStore, Manifest
 from router.engine.label.layout import Demands
-from router.engine.start.checks import Checkpoint, examine
+from router.engine.start.checks import Checkpoint, check_lake_and_checkpoint
 from router.errors import BatchError, StartError
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def test_a_ledger_of_another_version_is_refused(tmp_path: Path) -> None:
     write_deltalake(lake.address("ops.ledger"), before)
 
     with pytest.raises(StartError, match="another version"):
-        examine(lake, "ops.ledger", "games", Checkpoint())
+        check_lake_and_checkpoint(lake, "ops.ledger", "games", Checkpoint())
 
 
 def test_a_batch_of_which_rows_are_in_the_quarantine_is_not_decided_again(store: CheckpointStore) -> None:

@@ -24,7 +24,7 @@ from router.engine.checkpoint_store import CheckpointStore, Manifest
 from router.engine.commit.lost_tables import CommittedBatches
 from router.engine.ledger import SCHEMA as LEDGER
 from router.engine.merge.coordinator import MergedTables
-from router.engine.start.checks import begin
+from router.engine.start.checks import find_starting_offsets
 from router.errors import StartError
 from router_decoders import Json
 from router_sinks import Delta, Upsert
@@ -71,7 +71,9 @@ class Place:
 
     def start(self, *accepted: Any, **changes: Any) -> None:
         spark: Any = None  # nobody needs it
-        begin(spark, TableCache(self.lake), self.checkpoint, self.config.model_copy(update=changes), {*accepted})
+        find_starting_offsets(
+            spark, TableCache(self.lake), self.checkpoint, self.config.model_copy(update=changes), {*accepted}
+        )
 
     def folder(self, table: str) -> Path:
         return Path(self.lake.address(table))

@@ -19,7 +19,7 @@ from router.delta.parquet_writer import Staging
 from router.engine.merge.delta_rs import MergeJob, merge_table
 from router.engine.reprocess.upsert_rebuild import ArrivedBatch, UpsertRebuild, portions
 from router.engine.start.killed_repairs import clear_killed_repairs, lock_of, staged_as
-from router.engine.start.run_lock import locked
+from router.engine.start.run_lock import hold_file_lock
 from router.own_names import DELETIONS
 
 TABLE, APP = "silver.gamers", "games:run/all/upsert"
@@ -141,7 +141,7 @@ def test_what_a_killed_repair_has_left_is_deleted(tmp_path: Path) -> None:
     other = Path(lake.address(staged_as("games_eu", "silver.killed")))
     other.mkdir(parents=True)
 
-    with locked(checkpoint, lock_of("silver.busy"), "busy"):
+    with hold_file_lock(checkpoint, lock_of("silver.busy"), "busy"):
         clear_killed_repairs(lake, checkpoint, "games")
 
     assert [lake.open(staged_as("games", f"silver.{name}")) is None for name in ("killed", "busy")] == [True, False]

@@ -19,7 +19,7 @@ from router.engine import ledger
 from router.engine.audit.verify import verify_tables
 from router.engine.label.layout import DEAD_SCHEMA
 from router.engine.spark import session
-from router.engine.start.run_lock import alone, locked
+from router.engine.start.run_lock import hold_file_lock, hold_run_lock
 from router.engine.stream import run
 from router.registry import load_registry
 
@@ -280,9 +280,9 @@ def test_a_dead_letter_lands_once_and_replays_and_a_stream_are_kept_apart(stages
     stages.says("string")
     checkpoint = Lake.at(f"{stages.folder}/lake/_router/games")
 
-    with locked(checkpoint, "replays/lock", "busy"):
+    with hold_file_lock(checkpoint, "replays/lock", "busy"):
         busy = stages.replay("--send")
-    with alone(checkpoint, "games"):
+    with hold_run_lock(checkpoint, "games"):
         running = stages.replay("--send")
         looked = stages.replay()
 

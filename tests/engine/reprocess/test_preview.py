@@ -25,7 +25,7 @@ from router.config.loader import load_config
 from router.delta.lake import Lake
 from router.engine.reprocess import preview as module
 from router.engine.spark import session
-from router.engine.start.run_lock import RUN_LOCK, locked
+from router.engine.start.run_lock import RUN_LOCK, hold_file_lock
 from router.engine.stream import run
 from router.registry import load_registry
 from router_demo.api import Api
@@ -490,7 +490,7 @@ def test_what_a_killed_preview_has_left_is_deleted_by_the_next(game: Game, monke
         (around / name / "silver" / "part.parquet").touch()
     game.gets(*events(1))
 
-    with locked(Lake.at(str(around / names[1])), RUN_LOCK, "held"):
+    with hold_file_lock(Lake.at(str(around / names[1])), RUN_LOCK, "held"):
         assert game.document()["read"] == 1
 
     assert {path.name for path in around.iterdir()} == {*names[1:]}  # that of one at work, and of one that begins

@@ -18,7 +18,7 @@ from router.engine.quarantine.table import list_quarantined, try_now
 from router.engine.reprocess.rebuild import Rebuild
 from router.engine.reprocess.repair_content import ContentReplacement, SparkOverwrite
 from router.engine.start import run_lock
-from router.engine.start.run_lock import alone
+from router.engine.start.run_lock import hold_run_lock
 from router.errors import RunningError, StartError, TableError
 from router.spark_internals import jvm
 from router_decoders import Json
@@ -430,7 +430,7 @@ def test_rows_that_wait_for_an_older_copy_are_in_the_repaired_table_once(
 def test_a_table_for_spark_is_not_replaced_beside_the_stream(query: Query, spark: SparkSession) -> None:
     """Delta on Spark would take what the stream commits meanwhile for old."""
     DeltaTable(path(query, "silver.uno")).alter.add_constraint({"small": "id < 1000"})
-    with alone(query.store.checkpoint, "games"), pytest.raises(TableError, match="end the stream"):
+    with hold_run_lock(query.store.checkpoint, "games"), pytest.raises(TableError, match="end the stream"):
         repaired(query, spark, "silver.uno")
     assert ids(query, "uno") == expected(3)
     repaired(query, spark, "silver.uno")
@@ -450,7 +450,7 @@ def test_a_stream_that_starts_while_spark_replaces_a_table_is_refused(
     overwrite = SparkOverwrite.run
 
     def overwrite_while_a_stream_starts(this: SparkOverwrite, *arguments: Any, **named: Any) -> None:
-        with pytest.raises(RunningError) as error, alone(query.store.checkpoint, "games"):
+        with pytest.raises(RunningError) as error, hold_run_lock(query.store.checkpoint, "games"):
             pass
         refused.append(str(error.value))
         overwrite(this, *arguments, **named)
@@ -463,7 +463,7 @@ def test_a_stream_that_starts_while_spark_replaces_a_table_is_refused(
     assert len(refused) == 1
     assert f"the repair of {table} by Delta on Spark is at work" in refused[0]
     assert multiset(query, table) == rows
-    with alone(query.store.checkpoint, "games"):
+    with hold_run_lock(query.store.checkpoint, "games"):
         pass
 
 

@@ -361,7 +361,7 @@ def records(spark: SparkSession, files: FilesSource, memory: LearntSchemas | Non
 def texts_of_records(spark: SparkSession, files: FilesSource, memory: LearntSchemas) -> list[bytes]:
     """Return the JSON of each row of the files of a source."""
     listed = [str(path) for path in Path(files.path).iterdir()]
-    rows = FileRows(spark, files, memory).records(listed).select("value").collect()
+    rows = FileRows(spark, files, memory).read_records(listed).select("value").collect()
     return [bytes(row["value"]) for row in rows]
 
 
@@ -1100,11 +1100,11 @@ def test_stored_columns_that_no_start_accepts_are_mended(
     put(tmp_path, "a.json", '{"id": 1, "o": {"x y": 2}}\n')
     files = FilesSource(path=str(tmp_path / "in"), format="json")
 
-    FileRows(spark, files, memory).learn()
+    FileRows(spark, files, memory).learn_columns()
 
     mended = T.StructType.fromJson(json.loads(memory.read("rows") or b""))
     assert mended == T.StructType.fromDDL("id bigint, o struct<x_y:bigint>, _rescued map<string,string>")
     assert any("names that no table can have" in text for text in caplog.messages)
     assert records(spark, files, memory) == [{"id": "1", "o": {"x_y": "2"}}]
-    FileRows(spark, files, memory).learn()
+    FileRows(spark, files, memory).learn_columns()
     assert len(caplog.messages) == 1

@@ -225,7 +225,7 @@ def test_the_second_record_of_all_is_newer_than_the_first(orders: Orders) -> Non
 def numbered(frame: DataFrame, folder: Path) -> dict[str, int]:
     """Return the number of each record, by its value."""
     numbers = RecordNumbers(Lake.at(str(folder / "none")), "ops.ledger", "orders", "run", ordinal=0)
-    rows = numbers.numbered(frame, 0).collect()
+    rows = numbers.number_records(frame, 0).collect()
     return {bytes(row["value"]).decode(): row["offset"] for row in rows}
 
 
@@ -244,7 +244,7 @@ def test_spark_numbers_on_behind_the_same_ledger(
         found = []
         for batch in range(3):
             numbers = RecordNumbers(query.lake, query.config.ledger, "games", RUN, ordinal=0, **by)
-            (row,) = numbers.numbered(raw, batch).collect()
+            (row,) = numbers.number_records(raw, batch).collect()
             found.append(row["offset"])
         return found
 

@@ -202,7 +202,7 @@ def test_a_search_obeys_an_order_to_stop_and_a_note_spares_it(
         raise ValueError("killed here")
 
     with monkeypatch.context() as patched:
-        patched.setattr(unreadable.UnreadableRecords, "frame", killed)
+        patched.setattr(unreadable.UnreadableRecords, "frame_with_reasons", killed)
         with pytest.raises(Exception, match="killed here"):
             run(loaded, REGISTRY, spark)
     _, checkpoint = lake_and_checkpoint(loaded.config)

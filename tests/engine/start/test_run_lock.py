@@ -13,7 +13,7 @@ from benchmarks.s3_server import Fault, S3Server, s3_server
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore, Manifest
 from router.engine.start import run_lock
-from router.engine.start.run_lock import Lease, alone, is_run_active
+from router.engine.start.run_lock import Lease, hold_run_lock, is_run_active
 from router.errors import RunningError
 
 if TYPE_CHECKING:
@@ -39,9 +39,13 @@ def checkpoint(server: S3Server, request: pytest.FixtureRequest, monkeypatch: py
 
 def test_a_second_run_is_refused_and_a_third_one_after_the_first_is_not(checkpoint: Lake) -> None:
     """Without it two runs write the same batches, each with records of its own."""
-    with alone(checkpoint, "games"), pytest.raises(RunningError, match="running already"), alone(checkpoint, "games"):
+    with (
+        hold_run_lock(checkpoint, "games"),
+        pytest.raises(RunningError, match="running already"),
+        hold_run_lock(checkpoint, "games"),
+    ):
         pass
-    with alone(checkpoint, "games"):
+    with hold_run_lock(checkpoint, "games"):
         assert checkpoint.read("lock")
     assert checkpoint.read("lock") is None
 
@@ -50,7 +54,7 @@ def test_the_lock_of_a_killed_run_expires(checkpoint: Lake) -> None:
     """Without it nobody can start again after a SIGKILL."""
     Lease(checkpoint.store, "lock", "killed").take()
 
-    with alone(checkpoint, "games"):
+    with hold_run_lock(checkpoint, "games"):
         assert checkpoint.read("lock")
 
 
@@ -58,7 +62,7 @@ def test_a_lock_of_another_program_expires(checkpoint: Lake) -> None:
     """Without it a start ends with a traceback: the file has no owner."""
     checkpoint.write("lock", b'{"pid": 1}')
 
-    with alone(checkpoint, "games"):
+    with hold_run_lock(checkpoint, "games"):
         assert b"owner" in (checkpoint.read("lock") or b"")
 
 
@@ -90,7 +94,7 @@ def test_a_run_that_lost_its_lock_is_told(checkpoint: Lake) -> None:
     told = threading.Event()
     with ExitStack() as first:
         first.enter_context(pytest.raises(RunningError, match="took the lock"))
-        first.enter_context(alone(checkpoint, "games", told.set))
+        first.enter_context(hold_run_lock(checkpoint, "games", told.set))
         checkpoint.write("lock", b'{"owner": "another run"}')
         assert told.wait(10)
     assert checkpoint.read("lock") == b'{"owner": "another run"}'
@@ -99,7 +103,7 @@ def test_a_run_that_lost_its_lock_is_told(checkpoint: Lake) -> None:
 def test_a_lock_outlives_a_short_outage(checkpoint: Lake, server: S3Server) -> None:
     """Without it one lost answer of the store ends a run that nobody disturbs."""
     told = threading.Event()
-    with alone(checkpoint, "games", told.set):
+    with hold_run_lock(checkpoint, "games", told.set):
         server.fail(Fault("PUT", "lock", "503 Slow Down", done=True))
         assert not told.wait(0.5)
     assert not server.faults_left()
@@ -129,14 +133,17 @@ def any_checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 def test_a_start_that_is_refused_names_what_is_at_work(any_checkpoint: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it somebody looks for a stream that does not run while a repair replaces a table."""
     monkeypatch.setattr(run_lock, "PATIENCE", 0.0)
-    with alone(any_checkpoint, "games", holder="the repair of silver.uno"):
-        with pytest.raises(RunningError, match=r"the repair of silver\.uno is at work"), alone(any_checkpoint, "games"):
+    with hold_run_lock(any_checkpoint, "games", holder="the repair of silver.uno"):
+        with (
+            pytest.raises(RunningError, match=r"the repair of silver\.uno is at work"),
+            hold_run_lock(any_checkpoint, "games"),
+        ):
             pass
         assert is_run_active(any_checkpoint)
     with (
-        alone(any_checkpoint, "games"),
+        hold_run_lock(any_checkpoint, "games"),
         pytest.raises(RunningError, match="running already"),
-        alone(any_checkpoint, "games"),
+        hold_run_lock(any_checkpoint, "games"),
     ):
         pass
 
@@ -145,10 +152,10 @@ def test_who_asks_whether_a_run_is_alive_writes_nothing(any_checkpoint: Lake) ->
     """Without it the lock of a run that is starting is taken by somebody who only asks."""
     assert not is_run_active(any_checkpoint)
     assert not any_checkpoint.read("lock")
-    with alone(any_checkpoint, "games"):
+    with hold_run_lock(any_checkpoint, "games"):
         assert is_run_active(any_checkpoint)
     assert not is_run_active(any_checkpoint)
-    with alone(any_checkpoint, "games"):
+    with hold_run_lock(any_checkpoint, "games"):
         pass
 
 
@@ -171,6 +178,6 @@ def test_a_start_is_not_refused_by_who_asks(tmp_path: Path) -> None:
         assert not is_run_active(checkpoint), "who asks does not take another one who asks for a run"
         ended = threading.Timer(0.3, lambda: fcntl.flock(asking, fcntl.LOCK_UN))
         ended.start()
-        with alone(checkpoint, "games"):
+        with hold_run_lock(checkpoint, "games"):
             assert is_run_active(checkpoint)
         ended.join()

@@ -73,7 +73,7 @@ class Notes:
             self.checkpoint.write(f"spark/{path}", content)
 
     def mend(self) -> None:
-        CheckpointMending(self.config, self.lake, self.checkpoint, "fingerprint").mend()
+        CheckpointMending(self.config, self.lake, self.checkpoint, "fingerprint").mend_notes()
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_the_offsets_of_a_decided_batch_are_those_of_its_manifest(notes: Notes, 
     """Without it a power cut ends the stream for good, or the batch is taken for other records."""
     notes.damage("offsets/1", content=content)
     notes.mend()
-    text = notes.notes.text("offsets/1") or ""
+    text = notes.notes.read_text("offsets/1") or ""
     assert offsets_in(text) == {"t": {0: 8, 1: 0}}
     assert text.startswith(HEAD)
 
@@ -102,7 +102,7 @@ def test_offsets_of_several_batches_are_mended(notes: Notes) -> None:
     """Without it two quick batches before a power cut are one too many."""
     notes.damage("offsets/0", "offsets/1")
     notes.mend()
-    assert [offsets_in(notes.notes.text(f"offsets/{n}") or "") for n in (0, 1)] == [
+    assert [offsets_in(notes.notes.read_text(f"offsets/{n}") or "") for n in (0, 1)] == [
         {"t": {0: 5, 1: 0}},
         {"t": {0: 8, 1: 0}},
     ]
@@ -113,15 +113,15 @@ def test_a_batch_that_was_not_decided_is_read_again(notes: Notes) -> None:
     notes.store.delete(notes.store.manifest_path(1))
     notes.damage("offsets/1")
     notes.mend()
-    assert notes.notes.numbers("offsets") == [0]
+    assert notes.notes.list_batches("offsets") == [0]
 
 
 def test_a_note_that_is_not_what_its_checksum_says_is_damaged(notes: Notes) -> None:
     """Without it an offset of which the disk has lost a digit is gone on from."""
     notes.checkpoint.write("spark/offsets/.1.crc", b"crc\0" + (512).to_bytes(4, "big") + b"four")
-    assert "checksum" in notes.notes.damage("offsets/1")
+    assert "checksum" in notes.notes.find_damage("offsets/1")
     notes.checkpoint.write("spark/offsets/.1.crc", b"crc\0")
-    assert notes.notes.damage("offsets/1") == ""
+    assert notes.notes.find_damage("offsets/1") == ""
     assert notes.checkpoint.read("spark/offsets/.1.crc") is None
 
 
@@ -134,8 +134,8 @@ def test_a_new_run_is_not_taken_for_the_one_before_it(notes: Notes) -> None:
     notes.decide(0, 0, 1, run="run-0")
     notes.damage("metadata")
     notes.mend()
-    assert notes.notes.text("metadata") is None
-    assert notes.notes.numbers("offsets") == [0]
+    assert notes.notes.read_text("metadata") is None
+    assert notes.notes.list_batches("offsets") == [0]
 
 
 def test_the_run_is_the_one_whose_manifests_fit(notes: Notes) -> None:
@@ -143,7 +143,7 @@ def test_the_run_is_the_one_whose_manifests_fit(notes: Notes) -> None:
     notes.decide(1, 900, 950, run="run-0")
     notes.damage("metadata", content=b'{"id":"run')
     notes.mend()
-    assert json.loads(notes.notes.text("metadata") or "") == {"id": "run-1"}
+    assert json.loads(notes.notes.read_text("metadata") or "") == {"id": "run-1"}
 
 
 def test_metadata_that_nothing_says_is_refused(notes: Notes) -> None:
@@ -161,7 +161,7 @@ def test_offsets_of_another_source_are_refused_where_the_batch_was_decided(tmp_p
         notes.mend()
     notes.store.delete(notes.store.manifest_path(1))
     notes.mend()
-    assert notes.notes.numbers("offsets") == [0]
+    assert notes.notes.list_batches("offsets") == [0]
 
 
 def test_where_a_query_began_at_the_end_of_its_topic_is_asked(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_batch_that_its_sink_has_not_got_is_read_again(detached: DetachedSink)
     """Without it a power cut stops a detached sink for good."""
     detached.checkpoint.write(f"{detached.place}/offsets/1", b"v1")
     detached.mend_notes()
-    assert own(detached).numbers("offsets") == [0]
+    assert own(detached).list_batches("offsets") == [0]
 
 
 def sent(sink: DetachedSink) -> None:
@@ -274,8 +274,8 @@ def test_the_end_of_a_sinks_batch_is_noted_again(detached: DetachedSink) -> None
     for batch in (0, 1):
         detached.checkpoint.write(f"{detached.place}/commits/{batch}", b"")
     detached.mend_notes()
-    assert own(detached).numbers("commits") == [0]
-    assert own(detached).text("commits/0") == NO_WATERMARK
+    assert own(detached).list_batches("commits") == [0]
+    assert own(detached).read_text("commits/0") == NO_WATERMARK
 
 
 def test_a_pattern_of_topics_that_only_java_reads_starts_again(tmp_path: Path) -> None:
