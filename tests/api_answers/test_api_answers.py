@@ -28,7 +28,7 @@ from router_sinks import Rest
 from tests.api_answers.answers import ANSWERS, EARLY, PRESETS, QUICK
 from tests.api_answers.ways import QUICK_WAYS, WAYS, Way
 from tests.rest.scripted import Scripted
-from tests.rest.tasks import HTTP, OWNER, changed, quicken, rows, tasks, whole
+from tests.rest.tasks import HTTP, OWNER, changed, rows, run_tasks, shorten_rounds, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -85,7 +85,7 @@ def acts(name: str) -> Callable[[Talk], None]:
 def play(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, int], Played]]:
     """Return what plays an answer, to calls of one row or of several."""
     with pytest.MonkeyPatch.context() as patch:
-        quicken(patch)
+        shorten_rounds(patch)
 
         @cache
         def played(name: str, size: int) -> Played:
@@ -102,7 +102,7 @@ def _played(name: str, size: int, lake: Lake) -> Played:
 def _sent(lake: Lake, size: int, way: Way, rules: tuple[AnswerRule, ...] = ()) -> Played:
     """Send twelve rows to a server; return what becomes of the odd one."""
     stopped, api = "", SimpleNamespace(url=way.url, reset=lambda: None)
-    with tasks(cast("Any", api), lake) as running:
+    with run_tasks(cast("Any", api), lake) as running:
         job = running.job(cut=CallSize(rows=size), http=replace(HTTP, **TIMES, **way.client))
         if way.proxy is not None:
             behind = Credentials(None, proxy=SecretStr(way.proxy))
@@ -180,7 +180,7 @@ def go(
 ) -> Iterator[Callable[[str, int], tuple[Played, str]]]:
     """Return what takes a way to a server, with calls of one row or of several, and by `requests`."""
     with pytest.MonkeyPatch.context() as patch:
-        quicken(patch)
+        shorten_rounds(patch)
 
         @cache
         def gone(name: str, size: int) -> tuple[Played, str]:

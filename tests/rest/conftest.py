@@ -5,16 +5,22 @@ from __future__ import annotations
 import shutil
 import subprocess
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from router_demo.api import Api
+from router_rest.limits.lease_server import LeaseServer
 from tests.rest.scripted import Scripted
+from tests.rest.tasks import run_tasks, shorten_outages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from router.delta.lake import Lake
+    from tests.rest.tasks import Tasks
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,37 @@ def server() -> Iterator[Scripted]:
     """Run a server that does what a test wants."""
     with Scripted() as running:
         yield running
+
+
+@pytest.fixture
+def api_tasks(api: Api, lake: Lake) -> Iterator[Tasks]:
+    """Run tasks against the API of the module, which remembers nothing yet."""
+    with run_tasks(api, lake) as running:
+        yield running
+
+
+@pytest.fixture
+def hurried_tasks(api: Api, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tasks]:
+    """Run tasks against the API of the module; their pauses in an outage are tenths of a second."""
+    shorten_outages(monkeypatch)
+    with run_tasks(api, lake) as running:
+        yield running
+
+
+@pytest.fixture
+def server_tasks(server: Scripted, lake: Lake) -> Iterator[Tasks]:
+    """Run tasks against a server that does what a test wants."""
+    api: Any = SimpleNamespace(url=server.url.removesuffix("/events"), reset=lambda: None)
+    with run_tasks(api, lake) as running:
+        yield running
+
+
+@pytest.fixture
+def lease_server() -> Iterator[LeaseServer]:
+    """Run a lease server, as a driver does that was just started."""
+    running = LeaseServer().start()
+    yield running
+    running.stop()
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,7 @@ from router_rest.http_client.response import HttpOptions
 from router_rest.limits import backpressure, coordinator
 from router_rest.limits.lease_server import LeaseServer
 from router_rest.limits.messages import Pace
+from router_rest.limits.sliding_window import RateLimit
 from router_rest.logins.credentials import Credentials
 from router_rest.logins.task_login import CredentialsServer
 from router_rest.templates import body_of
@@ -48,6 +49,11 @@ OWNER = Owner("games", "wins", "rest", 0)
 HTTP = HttpOptions(connect=2.0, read=5.0, total=10.0, most=1 << 20, in_flight=8)
 PACE = Pace(in_flight=8, retry_floor=1000.0)
 KEYED = "Idempotency-Key"
+
+
+def pace_per_second(calls: float, in_flight: int = 64) -> Pace:
+    """Return the pace of an API that takes so many calls in any second."""
+    return Pace((RateLimit(calls, None, 1.0),), in_flight)
 
 
 def rows(
@@ -189,7 +195,7 @@ def _places(rows: pa.RecordBatch) -> list[tuple[int, int]]:
 
 
 @contextmanager
-def tasks(api: Api, lake: Lake) -> Iterator[Tasks]:
+def run_tasks(api: Api, lake: Lake) -> Iterator[Tasks]:
     """Run what tasks need for as long as a `with` block."""
     leases = LeaseServer().start()
     api.reset()
@@ -199,7 +205,7 @@ def tasks(api: Api, lake: Lake) -> Iterator[Tasks]:
         leases.stop()
 
 
-def hurry(patch: pytest.MonkeyPatch) -> None:
+def shorten_outages(patch: pytest.MonkeyPatch) -> None:
     """Let an outage last for tenths of a second: what is done about it is the same."""
     patch.setattr(coordinator, "MAX_TOKEN_WAIT_SECONDS", 0.3)
     patch.setattr(backpressure, "PROBE_PAUSE", 0.2)
@@ -229,19 +235,19 @@ class Placed:
         return [row for one in self.made for row in one.to_pylist()]
 
 
-def whole(sending: Tasks, *batches: pa.RecordBatch, job: Any, **options: Any) -> BatchJob:
+def whole(tasks: Tasks, *batches: pa.RecordBatch, job: Any, **options: Any) -> BatchJob:
     """Return the job of a batch, whose tasks run here."""
     batch = Batch("games", 0, "wins", "rest", stop=threading.Event())
     events: Any = SimpleNamespace(sparkSession=None)
     plan = PartitionPlan(job.plan.cut, 1, sum(one.num_rows for one in batches))
     allowed = allowed_refusals(plan.rows, 0.05)
     job = changed(job, dead_at_most=allowed, **options)
-    made = BatchJob(events, lambda rows: rows, batch, plan, job, sending.leases)
+    made = BatchJob(events, lambda rows: rows, batch, plan, job, tasks.leases)
     made._place_rows = lambda: Placed(*batches)  # type: ignore[method-assign,assignment,return-value]
     return made
 
 
-def quicken(patch: pytest.MonkeyPatch) -> None:
+def shorten_rounds(patch: pytest.MonkeyPatch) -> None:
     """Let rounds and outages last for tenths of a second, without Spark: what is done about them is the same."""
     for module, name, seconds in (
         (delivery_job, "FIRST_ROUND_PAUSE_SECONDS", 0.1),

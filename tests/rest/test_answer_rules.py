@@ -15,16 +15,11 @@ from router_rest.delivery.send_plan import http_options, policy_of
 from router_rest.logins.credentials import SecretMask
 from router_rest.presets import PRESETS
 from router_sinks import Rest
+from tests.rest.sink_options import URL, read_sink_options
 from tests.rest.test_retry import Line, answer, delivered
 
-URL = "https://api.test/wins"
 RETRY = {"attempts": 3}
 NOT_OK = answer(200, b'{"ok": false, "error": "channel_not_found"}')
-
-
-def rest(**options: Any) -> Rest:
-    """Read options as a configuration does."""
-    return Rest.model_validate({"url": URL, **options})
 
 
 def rule(then: str, when: str = "body.ok = false", **more: Any) -> dict[str, Any]:
@@ -37,7 +32,7 @@ def settled(
 ) -> tuple[list[tuple[int, str, str | None, bool]], int]:
     """Deliver a call; return offset, status, reason and doubt of each settled row, and how many calls it took."""
     line = Line(list(answers))
-    told = delivered(line, policy_of(rest(retry=RETRY, **options)), rows=rows)
+    told = delivered(line, policy_of(read_sink_options(retry=RETRY, **options)), rows=rows)
     found = [(at, one.status, one.reason, at in one.call.doubtful) for one in told.settled for at in one.call.offsets]
     return sorted(found), len(line.begun)
 
@@ -77,7 +72,7 @@ def test_a_refusal_that_is_sent_again_is_not_in_doubt() -> None:
 def test_a_rule_that_says_fail_stops_the_calls() -> None:
     """Without it a revoked token makes a dead letter of every row."""
     line = Line([NOT_OK])
-    told = delivered(line, policy_of(rest(answers=[rule("fail", reason="{body.error}")])))
+    told = delivered(line, policy_of(read_sink_options(answers=[rule("fail", reason="{body.error}")])))
 
     assert (told.settled, [one.why for one in told.left]) == ([], ["channel_not_found"])
 
@@ -106,7 +101,7 @@ def test_rows_of_a_call_that_a_rule_divides_are_in_doubt() -> None:
 def test_the_first_rule_that_holds_decides_and_then_the_status() -> None:
     """Without it the order of rules says nothing, or one rule takes the place of the whole table."""
     rules = [rule("park", "status = 418"), rule("dead"), rule("deliver", "true AND status < 300")]
-    policy = policy_of(rest(answers=rules))
+    policy = policy_of(read_sink_options(answers=rules))
     steps = [
         next_steps(policy, Call("t", 0, [1], [b"{}"]), one)[0][0]
         for one in (answer(418), NOT_OK, answer(204), answer(500, b"no JSON"), answer(400))
@@ -118,7 +113,10 @@ def test_the_first_rule_that_holds_decides_and_then_the_status() -> None:
 @pytest.mark.parametrize("shown", ["{body.echo}", "{body}", "{headers.echo}"])
 def test_a_reason_shows_no_secret(shown: str) -> None:
     """Without it an API that echoes the login writes it into dead letters."""
-    policy, mask = policy_of(rest(answers=[rule("dead", "status = 200", reason=shown)])), SecretMask(["hush-hush"])
+    policy, mask = (
+        policy_of(read_sink_options(answers=[rule("dead", "status = 200", reason=shown)])),
+        SecretMask(["hush-hush"]),
+    )
     echo = answer(200, b'{"echo": "a hush-hush b"}', echo="a hush-hush b")
 
     made, _ = Classifier(policy).classify_answer(Call("t", 0, [1], [b"{}"]), echo, mask.hide)
@@ -141,7 +139,7 @@ def test_a_bulk_answer_that_refuses_some_rows_says_that_the_api_works(statuses: 
 def test_headers_are_found_in_any_case() -> None:
     """Without it a rule fails on how a server writes the name of a header."""
     rules = [rule("deliver", "headers['X-Seen'] = 'yes'"), rule("park", "headers.`x-count` > 5")]
-    policy = policy_of(rest(answers=rules))
+    policy = policy_of(read_sink_options(answers=rules))
 
     assert next_steps(policy, Call("t", 0, [1], [b"{}"]), answer(409, X_Seen="yes"))[0][0] == "deliver"
     assert next_steps(policy, Call("t", 0, [1], [b"{}"]), answer(409, x_count="7"))[0][0] == "park"
@@ -202,7 +200,7 @@ def test_rows_of_a_bulk_call_that_are_split_or_wrong_are_not_lost(then: str) -> 
     mixed = items({"status": 201}, {"status": 400}, {"status": 400}, {"status": 403})
     line = Line([mixed, items({"status": 201}), items({"status": 201}), items({"status": 201})])
 
-    told = delivered(line, policy_of(rest(retry=RETRY, **options)), rows=4)  # counts the rows
+    told = delivered(line, policy_of(read_sink_options(retry=RETRY, **options)), rows=4)  # counts the rows
 
     assert told.statuses[10] == "delivered"
     assert len(told.left) == (then == "fail")
@@ -234,7 +232,7 @@ def test_an_unreadable_bulk_answer_is_asked_before_its_rows_are_parked() -> None
 def test_what_is_no_rule_is_refused_at_its_place(options: dict[str, Any], place: tuple[Any, ...], word: str) -> None:
     """Without it a typing error in a rule shows when the first answer comes."""
     with pytest.raises(ValidationError) as found:
-        rest(**options)
+        read_sink_options(**options)
 
     (problem,) = found.value.errors()
     assert problem["loc"] == place
@@ -243,18 +241,18 @@ def test_what_is_no_rule_is_refused_at_its_place(options: dict[str, Any], place:
 
 def test_a_sink_without_rules_reads_and_decodes_no_more_than_before() -> None:
     """Without it all pay for what few use."""
-    sink = rest()
+    sink = read_sink_options()
 
     assert policy_of(sink).rules == ()
     assert http_options(sink, Path(), 1).most == 1 << 16
-    assert http_options(rest(answers=[rule("dead")]), Path(), 1).most == 1 << 20
+    assert http_options(read_sink_options(answers=[rule("dead")]), Path(), 1).most == 1 << 20
 
 
 def steps(preset: str, status: int, body: Any, rows: int = 1, **options: Any) -> list[tuple[str, str | None]]:
     """Return what a preset makes of an answer."""
     text = body if isinstance(body, bytes) else json.dumps(body).encode()
     call = Call("t", 0, list(range(rows)), [b"{}"] * rows)
-    return next_steps(policy_of(rest(preset=preset, **options)), call, answer(status, text))
+    return next_steps(policy_of(read_sink_options(preset=preset, **options)), call, answer(status, text))
 
 
 def graphql(code: str | None = None) -> dict[str, Any]:
@@ -327,18 +325,20 @@ def test_the_preset_of_elasticsearch_reads_items() -> None:
 def test_a_preset_is_what_could_have_been_written(preset: str) -> None:
     """Without it a preset is code that nobody can look at, or overrides what somebody has written."""
     written = {**PRESETS[preset], "url": URL}
-    whole, by_name = Rest.model_validate(written), rest(preset=preset)
+    whole, by_name = Rest.model_validate(written), read_sink_options(preset=preset)
 
     assert by_name.model_dump(exclude={"preset"}) == whole.model_dump(exclude={"preset"})
 
 
 def test_what_is_written_takes_the_place_of_a_preset_singly() -> None:
     """Without it one other limit means writing all of a preset."""
-    sink = rest(preset="slack", calls_per_second=7, answers=[rule("park", "body.error = 'channel_not_found'")])
+    sink = read_sink_options(
+        preset="slack", calls_per_second=7, answers=[rule("park", "body.error = 'channel_not_found'")]
+    )
 
     assert sink.calls_per_second == 7
     assert steps(
         "slack", 200, {"ok": False, "error": "channel_not_found"}, answers=sink.model_dump()["answers"][:1]
     ) == [("park", 'the API answers 200: {"ok": false, "error": "channel_not_found"}')]
     assert steps("slack", 200, {"ok": False, "error": "is_archived"}) == [("dead", "is_archived")]
-    assert rest(preset="standard_webhooks", timeouts={"read": "1 s"}).timeouts.total == 30
+    assert read_sink_options(preset="standard_webhooks", timeouts={"read": "1 s"}).timeouts.total == 30

@@ -25,22 +25,16 @@ from router_rest.limits.backpressure import (
 from router_rest.limits.coordinator import AHEAD_SECONDS, MAX_RETRY_CREDIT, MAX_TOKEN_WAIT_SECONDS, Coordinator
 from router_rest.limits.messages import Grant, Pace, TaskReport, Want
 from router_rest.limits.sliding_window import USED_LIMIT_SHARE, RateLimit, Run
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.rest.tasks import pace_per_second
+from tests.rest.virtual import ManualClock
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
-class Tasks:
+class CoordinatedTasks:
     """Tasks of a coordinator that want tokens and say what they saw; `told` is what each was told last."""
 
     def __init__(self, coordinator: Coordinator, *names: str) -> None:
@@ -71,10 +65,6 @@ class Tasks:
 
     def states(self, who: str) -> list[str]:
         return [grant.state for grant in self.told[who]]
-
-
-def limited(calls: float, in_flight: int = 64) -> Pace:
-    return Pace((RateLimit(calls, None, 1.0),), in_flight)
 
 
 # ---- circuit
@@ -325,9 +315,9 @@ def test_a_higher_pace_is_tried_and_a_window_that_is_gone_is_forgotten() -> None
 # ---- all together
 
 
-def test_tokens_are_dealt_ahead_but_not_far(clock: Clock) -> None:
+def test_tokens_are_dealt_ahead_but_not_far(clock: ManualClock) -> None:
     """What is dealt to a task that dies is lost to the others."""
-    tasks = Tasks(Coordinator(limited(1000), clock), "a")
+    tasks = CoordinatedTasks(Coordinator(pace_per_second(1000), clock), "a")
     tasks.say("a", wants=5000)
 
     runs = [run for grant in tasks.told["a"] for run in grant.runs]
@@ -335,8 +325,8 @@ def test_tokens_are_dealt_ahead_but_not_far(clock: Clock) -> None:
     assert max(run.first + run.step * (run.calls - 1) for run in runs) <= clock.now + AHEAD_SECONDS
 
 
-def test_what_is_on_its_way_is_not_dealt_twice(clock: Clock) -> None:
-    tasks = Tasks(Coordinator(Pace((), 64), clock), "a")
+def test_what_is_on_its_way_is_not_dealt_twice(clock: ManualClock) -> None:
+    tasks = CoordinatedTasks(Coordinator(Pace((), 64), clock), "a")
     tasks.say("a", wants=10)
     tasks.received["a"] = 0  # the next message was under way before the tokens arrived
     tasks.say("a", wants=12)
@@ -344,9 +334,9 @@ def test_what_is_on_its_way_is_not_dealt_twice(clock: Clock) -> None:
     assert tasks.received["a"] == 2
 
 
-def test_tasks_take_turns(clock: Clock) -> None:
+def test_tasks_take_turns(clock: ManualClock) -> None:
     """A task with seventy percent of the rows must not keep the others from theirs."""
-    tasks = Tasks(Coordinator(limited(100), clock), "big", "b", "c", "d")
+    tasks = CoordinatedTasks(Coordinator(pace_per_second(100), clock), "big", "b", "c", "d")
     for _ in range(100):
         for who, wants in (("big", 1000), ("b", 50), ("c", 50), ("d", 50)):
             tasks.say(who, wants=wants)
@@ -358,10 +348,10 @@ def test_tasks_take_turns(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("partly", [True, False])
-def test_an_api_that_takes_a_part_of_each_call_is_not_away(clock: Clock, partly: bool) -> None:
+def test_an_api_that_takes_a_part_of_each_call_is_not_away(clock: ManualClock, partly: bool) -> None:
     """A bulk API whose queue is full refuses a few documents of each call: the others are delivered."""
     coordinator = Coordinator(Pace((), 64), clock)
-    tasks = Tasks(coordinator, "a")
+    tasks = CoordinatedTasks(coordinator, "a")
     for _ in range(20):
         tasks.say("a", throttled=1, partly=int(partly))
         clock.now += 0.1
@@ -369,10 +359,10 @@ def test_an_api_that_takes_a_part_of_each_call_is_not_away(clock: Clock, partly:
     assert coordinator.outlook().is_open is not partly
 
 
-def test_jobs_wait_until_a_key_may_be_called_again(clock: Clock) -> None:
+def test_jobs_wait_until_a_key_may_be_called_again(clock: ManualClock) -> None:
     """Without it a batch with rows of one account is read anew every three seconds, for as long as its hour lasts."""
     coordinator = Coordinator(Pace((RateLimit(1, None, 20.0),), 64, keyed=True), clock)
-    tasks = Tasks(coordinator, "a")
+    tasks = CoordinatedTasks(coordinator, "a")
     for _ in range(3):
         coordinator.on_report("a", TaskReport(received=tasks.received["a"], wants=(Want(1, 3, "hot"),)))
         tasks.deal()
@@ -387,10 +377,10 @@ def test_jobs_wait_until_a_key_may_be_called_again(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(("said", "kept"), [(2.0, 2.0), (1e9, 300.0), (0.0, 0.0)])
-def test_retry_after_stops_all_but_not_for_ever(clock: Clock, said: float, kept: float) -> None:
+def test_retry_after_stops_all_but_not_for_ever(clock: ManualClock, said: float, kept: float) -> None:
     """Never earlier than was asked for; and an absurd number must not stop a table for years."""
-    coordinator = Coordinator(limited(100), clock, chance=lambda: 0.5)
-    tasks = Tasks(coordinator, "a", "b")
+    coordinator = Coordinator(pace_per_second(100), clock, chance=lambda: 0.5)
+    tasks = CoordinatedTasks(coordinator, "a", "b")
     tasks.say("a", wants=1)
     tasks.say("a", ok=1, throttled=5, asking=5, pause=said)
     before = dict(tasks.received)
@@ -405,10 +395,10 @@ def test_retry_after_stops_all_but_not_for_ever(clock: Clock, said: float, kept:
     assert tasks.received["b"] > 0
 
 
-def test_a_few_calls_that_are_told_to_wait_stop_nobody(clock: Clock) -> None:
+def test_a_few_calls_that_are_told_to_wait_stop_nobody(clock: ManualClock) -> None:
     """A pause of all for half of the answers costs the other half."""
-    coordinator = Coordinator(limited(1000), clock)
-    tasks = Tasks(coordinator, "a", "b")
+    coordinator = Coordinator(pace_per_second(1000), clock)
+    tasks = CoordinatedTasks(coordinator, "a", "b")
     tasks.say("a", sent=20, ok=10, throttled=10, asking=10, pause=1.0)
     tasks.say("b", wants=5)
     assert tasks.received["b"] > 0
@@ -432,9 +422,9 @@ def test_garbage_of_headers_changes_nothing(message: dict[str, object]) -> None:
     assert TaskReport.from_message(message) == TaskReport()
 
 
-def test_what_is_left_is_not_overdrawn(clock: Clock) -> None:
+def test_what_is_left_is_not_overdrawn(clock: ManualClock) -> None:
     """RateLimit headers say when the API will refuse: calls that are under way count."""
-    tasks = Tasks(Coordinator(limited(1000), clock), "a")
+    tasks = CoordinatedTasks(Coordinator(pace_per_second(1000), clock), "a")
     tasks.say("a", wants=10)
     tasks.say("a", wants=50, sent=10, ok=1, remaining=(20.0, 2.5))
     assert tasks.received["a"] == 10 + 20 - 9
@@ -447,10 +437,10 @@ def test_what_is_left_is_not_overdrawn(clock: Clock) -> None:
     assert tasks.received["a"] > 21
 
 
-def send_at_one_limiter(clock: Clock, stated: float, gap: float, seconds: float) -> list[int]:
+def send_at_one_limiter(clock: ManualClock, stated: float, gap: float, seconds: float) -> list[int]:
     """Let two coordinators send to an API that wants `gap` seconds between calls; return what each got accepted."""
     chances = [random.Random(seed).random for seed in range(2)]
-    both = [Tasks(Coordinator(limited(stated), clock, chance), "task") for chance in chances]
+    both = [CoordinatedTasks(Coordinator(pace_per_second(stated), clock, chance), "task") for chance in chances]
     due: list[tuple[float, int]] = []
     accepted = [0, 0]
     last = -math.inf
@@ -474,21 +464,21 @@ def send_at_one_limiter(clock: Clock, stated: float, gap: float, seconds: float)
     return accepted
 
 
-def test_two_processes_whose_calls_come_at_the_same_moments_move_apart(clock: Clock) -> None:
+def test_two_processes_whose_calls_come_at_the_same_moments_move_apart(clock: ManualClock) -> None:
     """Both state 20 of 50, so their calls are 50 ms apart: without a shift all calls of one would be refused."""
     accepted = send_at_one_limiter(clock, 20.0, 0.02, 60.0)
 
     assert min(accepted) >= 0.9 * 20 * 60
 
 
-def test_a_bucket_that_is_refilled_all_the_time_stops_nobody(clock: Clock) -> None:
-    tasks = Tasks(Coordinator(limited(1000), clock), "a")
+def test_a_bucket_that_is_refilled_all_the_time_stops_nobody(clock: ManualClock) -> None:
+    tasks = CoordinatedTasks(Coordinator(pace_per_second(1000), clock), "a")
     tasks.say("a", wants=50, sent=1, ok=1, remaining=(0.0, 1.0))
 
     assert tasks.received["a"] == 50
 
 
-def fail(tasks: Tasks, clock: Clock) -> None:
+def fail(tasks: CoordinatedTasks, clock: ManualClock) -> None:
     for who in tasks.told:
         tasks.say(who, wants=20)
     clock.now += 1
@@ -496,8 +486,8 @@ def fail(tasks: Tasks, clock: Clock) -> None:
         tasks.say(who, sent=20, failed=20)
 
 
-def test_an_outage_is_probed_by_one_call_a_second(clock: Clock) -> None:
-    tasks = Tasks(Coordinator(limited(1000), clock), "a", "b")
+def test_an_outage_is_probed_by_one_call_a_second(clock: ManualClock) -> None:
+    tasks = CoordinatedTasks(Coordinator(pace_per_second(1000), clock), "a", "b")
     fail(tasks, clock)
     opened_at, before = clock.now, sum(tasks.received.values())
     assert {"hold"} <= set(tasks.states("a")) & set(tasks.states("b"))
@@ -512,10 +502,10 @@ def test_an_outage_is_probed_by_one_call_a_second(clock: Clock) -> None:
         assert sum(tasks.received.values()) - before == number // 16
 
 
-def test_tasks_leave_an_api_that_is_out_and_new_ones_probe_it(clock: Clock) -> None:
+def test_tasks_leave_an_api_that_is_out_and_new_ones_probe_it(clock: ManualClock) -> None:
     """Waiting tasks hold cores that the tables of other routes need."""
-    coordinator = Coordinator(limited(1000), clock)
-    tasks = Tasks(coordinator, "a", "b")
+    coordinator = Coordinator(pace_per_second(1000), clock)
+    tasks = CoordinatedTasks(coordinator, "a", "b")
     fail(tasks, clock)
     clock.now += MAX_TOKEN_WAIT_SECONDS
     tasks.deal()
@@ -524,7 +514,7 @@ def test_tasks_leave_an_api_that_is_out_and_new_ones_probe_it(clock: Clock) -> N
     for who in ("a", "b"):
         coordinator.remove_task(who)
 
-    later = Tasks(coordinator, "c")
+    later = CoordinatedTasks(coordinator, "c")
     later.say("c", wants=5)
     assert later.states("c")[-1] == "probe"
     assert later.received["c"] == 1
@@ -532,9 +522,9 @@ def test_tasks_leave_an_api_that_is_out_and_new_ones_probe_it(clock: Clock) -> N
     assert not coordinator.outlook().is_open
 
 
-def test_a_stop_sends_tasks_away(clock: Clock) -> None:
-    coordinator = Coordinator(limited(1000), clock)
-    tasks = Tasks(coordinator, "a", "b")
+def test_a_stop_sends_tasks_away(clock: ManualClock) -> None:
+    coordinator = Coordinator(pace_per_second(1000), clock)
+    tasks = CoordinatedTasks(coordinator, "a", "b")
     coordinator.stop_task("a")
     tasks.deal()
 
@@ -542,10 +532,10 @@ def test_a_stop_sends_tasks_away(clock: Clock) -> None:
     assert "stop" not in tasks.states("b")
 
 
-def test_a_task_that_was_sent_away_is_told_of_a_stop(clock: Clock) -> None:
+def test_a_task_that_was_sent_away_is_told_of_a_stop(clock: ManualClock) -> None:
     """Without it a run ends only after the longest time that a call may take, where its API is away."""
-    coordinator = Coordinator(limited(1000), clock)
-    tasks = Tasks(coordinator, "a")
+    coordinator = Coordinator(pace_per_second(1000), clock)
+    tasks = CoordinatedTasks(coordinator, "a")
     fail(tasks, clock)
     clock.now += MAX_TOKEN_WAIT_SECONDS
     tasks.deal()
@@ -560,10 +550,10 @@ def test_a_task_that_was_sent_away_is_told_of_a_stop(clock: Clock) -> None:
     assert (tasks.states("a")[-1], told, tasks.states("a").count("stop")) == ("stop", 1, 1)
 
 
-def test_a_window_that_is_full_for_long_sends_tasks_away(clock: Clock) -> None:
+def test_a_window_that_is_full_for_long_sends_tasks_away(clock: ManualClock) -> None:
     """5000 per hour are gone after minutes: nobody holds cores for the rest of the hour."""
     coordinator = Coordinator(Pace((RateLimit(10, None, 3600.0),), 64), clock)
-    tasks = Tasks(coordinator, "a")
+    tasks = CoordinatedTasks(coordinator, "a")
     tasks.say("a", wants=20)
     clock.now += MAX_TOKEN_WAIT_SECONDS
     tasks.deal()
@@ -573,10 +563,10 @@ def test_a_window_that_is_full_for_long_sends_tasks_away(clock: Clock) -> None:
     assert 3500 < tasks.told["a"][-1].retry_after < 3700
 
 
-def test_a_long_pause_sends_tasks_away_whose_calls_all_wait(clock: Clock) -> None:
+def test_a_long_pause_sends_tasks_away_whose_calls_all_wait(clock: ManualClock) -> None:
     """Without it a core is held for as long as the API asks for, by calls that want no token before that."""
-    coordinator = Coordinator(limited(1000), clock)
-    tasks = Tasks(coordinator, "a")
+    coordinator = Coordinator(pace_per_second(1000), clock)
+    tasks = CoordinatedTasks(coordinator, "a")
     tasks.say("a", wants=5)
     tasks.say("a", throttled=5, asking=5, pause=60.0)
     assert tasks.states("a")[-1] != "leave"
@@ -587,10 +577,10 @@ def test_a_long_pause_sends_tasks_away_whose_calls_all_wait(clock: Clock) -> Non
     assert 55 < tasks.told["a"][-1].retry_after < 70
 
 
-def test_a_slow_limit_sends_nobody_away(clock: Clock) -> None:
+def test_a_slow_limit_sends_nobody_away(clock: ManualClock) -> None:
     """One call in two seconds is slow, but it goes on."""
-    coordinator = Coordinator(limited(0.5), clock)
-    tasks = Tasks(coordinator, "a")
+    coordinator = Coordinator(pace_per_second(0.5), clock)
+    tasks = CoordinatedTasks(coordinator, "a")
     tasks.say("a", wants=20)
     for _ in range(200):
         clock.now += 0.1
@@ -600,9 +590,9 @@ def test_a_slow_limit_sends_nobody_away(clock: Clock) -> None:
     assert 9 <= tasks.received["a"] <= 11
 
 
-def test_retries_are_shared_by_all_tasks(clock: Clock) -> None:
+def test_retries_are_shared_by_all_tasks(clock: ManualClock) -> None:
     names = [str(number) for number in range(20)]
-    tasks = Tasks(Coordinator(Pace((), 64), clock), *names)
+    tasks = CoordinatedTasks(Coordinator(Pace((), 64), clock), *names)
     for who in names:
         tasks.say(who, denied=1)
 
@@ -612,9 +602,9 @@ def test_retries_are_shared_by_all_tasks(clock: Clock) -> None:
     assert max(given_) <= MAX_RETRY_CREDIT
 
 
-def test_a_task_holds_few_retries_at_a_time(clock: Clock) -> None:
+def test_a_task_holds_few_retries_at_a_time(clock: ManualClock) -> None:
     """What a task holds and does not use is missing to all others."""
-    tasks = Tasks(Coordinator(Pace((), 64), clock), "a", "b")
+    tasks = CoordinatedTasks(Coordinator(Pace((), 64), clock), "a", "b")
     for _ in range(10):
         tasks.say("a", denied=1)
     tasks.say("b", denied=1)
@@ -640,10 +630,10 @@ def test_messages_survive_json() -> None:
 
 
 @pytest.mark.parametrize("rate", [None, RateLimit(100, None, 1.0)], ids=["no limit", "100 a second"])
-def test_one_call_that_is_always_told_to_wait_stops_no_other(clock: Clock, rate: RateLimit | None) -> None:
+def test_one_call_that_is_always_told_to_wait_stops_no_other(clock: ManualClock, rate: RateLimit | None) -> None:
     """Without it one row of 4000 that always gets 429 and Retry-After stops every sink of its host."""
     coordinator = Coordinator(Pace((rate,) if rate else (), 8), clock, lambda: 0.5)
-    tasks = Tasks(coordinator, "a", "b")
+    tasks = CoordinatedTasks(coordinator, "a", "b")
     for _ in range(60):
         tasks.say("a", sent=20, ok=19, throttled=1, asking=1, pause=15.0, wants=5)
         clock.now += 0.5
@@ -655,10 +645,10 @@ def test_one_call_that_is_always_told_to_wait_stops_no_other(clock: Clock, rate:
 
 
 @pytest.mark.parametrize(("keys", "lowered"), [(1, False), (5, True)])
-def test_refusals_of_many_keys_lower_the_pace_of_all(clock: Clock, keys: int, lowered: bool) -> None:
+def test_refusals_of_many_keys_lower_the_pace_of_all(clock: ManualClock, keys: int, lowered: bool) -> None:
     """One account that is refused says nothing of the others; an API that refuses many is short of room."""
     coordinator = Coordinator(Pace((RateLimit(5, None, 1.0),), 64, keyed=True), clock)
-    tasks = Tasks(coordinator, "a")
+    tasks = CoordinatedTasks(coordinator, "a")
     for turn in range(60):
         tasks.say("a", sent=20, ok=12, throttled=8, refused_keys=(turn % keys,))
         clock.now += 0.1

@@ -19,7 +19,6 @@ import requests
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from requests.auth import AuthBase
 
 from router import StartError
@@ -30,6 +29,7 @@ from router_rest.logins.auth import Auth
 from router_rest.logins.credentials import Credentials, make_login
 from router_rest.logins.task_login import TaskLogin
 from router_sinks import Rest
+from tests.rest.keys import private_key_pem
 from tests.schemas.faulty import FaultyRegistry
 
 if TYPE_CHECKING:
@@ -405,11 +405,6 @@ def test_the_environment_names_proxies_where_that_is_wanted(monkeypatch: pytest.
     assert HUSH in given["secrets"]
 
 
-def pem(key: Any) -> str:
-    """Return a key as a file has it."""
-    return str(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode())
-
-
 def posted(faulty: FaultyRegistry) -> dict[str, str]:
     return dict(parse_qsl(faulty.seen[-1].body.decode()))
 
@@ -452,7 +447,7 @@ def test_a_private_key_signs_what_says_who_the_client_is(faulty: FaultyRegistry,
     """Without it there is no token where secrets are not allowed."""
     key: Any = ec.generate_private_key(ec.SECP256R1()) if kind == "ES256" else rsa.generate_private_key(65537, 2048)
 
-    form, header = asked(faulty, client_secret=None, private_key=pem(key), key_id="k-1")
+    form, header = asked(faulty, client_secret=None, private_key=private_key_pem(key), key_id="k-1")
 
     head, claims, signature = form["client_assertion"].split(".")
     read = [json.loads(base64.urlsafe_b64decode(part + "==")) for part in (head, claims)]

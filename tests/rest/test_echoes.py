@@ -6,7 +6,6 @@ import base64
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -19,11 +18,9 @@ from router_rest.delivery.batcher import CallSize
 from router_rest.delivery.receipts import Responses
 from router_rest.logins.auth import Auth
 from router_rest.logins.credentials import SecretMask, forms_of
-from tests.rest.tasks import Tasks, changed, rows, tasks
+from tests.rest.tasks import Tasks, changed, rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from requests import PreparedRequest
 
     from router.delta.lake import Lake
@@ -70,26 +67,20 @@ def _echo(status: str, results: bool) -> Any:
     return act
 
 
-@pytest.fixture
-def sending(server: Scripted, lake: Lake) -> Iterator[Tasks]:
-    """Return what runs tasks against a server of the test."""
-    api: Any = SimpleNamespace(url=server.url.removesuffix("/events"), reset=lambda: None)
-    with tasks(api, lake) as running:
-        yield running
-
-
 @pytest.mark.parametrize("status", ["200 OK", "400 Bad Request", "500 Oops", "404 Not Found", "200 with results"])
 @pytest.mark.parametrize("auth", AUTHS)
-def test_no_secret_is_kept_of_an_answer(sending: Tasks, server: Scripted, lake: Lake, auth: str, status: str) -> None:
+def test_no_secret_is_kept_of_an_answer(
+    server_tasks: Tasks, server: Scripted, lake: Lake, auth: str, status: str
+) -> None:
     """Without it whoever may read receipts, dead letters or the log may call the API."""
     results = BulkResults("items", "status", reason="why") if "results" in status else None
     server.act = _echo("200 OK" if results else status, results is not None)
     landed = StagedParts(lake, "silver.answers", "games:run/wins/rest", 0)
-    job = sending.job(auth=Auth.model_validate(AUTHS[auth]), cut=CallSize(rows=2), responses=Responses(landed))
+    job = server_tasks.job(auth=Auth.model_validate(AUTHS[auth]), cut=CallSize(rows=2), responses=Responses(landed))
 
-    sent = sending.run(changed(job, policy=replace(job.plan.policy, attempts=2, results=results)), rows(range(2)))
+    sent = server_tasks.run(changed(job, policy=replace(job.plan.policy, attempts=2, results=results)), rows(range(2)))
 
-    parts = [row for kept in (sending.parts, landed) for _, part in kept.read() for row in part.to_pylist()]
+    parts = [row for kept in (server_tasks.parts, landed) for _, part in kept.read() for row in part.to_pylist()]
     told = "\n".join([repr(sent), repr(parts), *(str(one) for row in parts for one in row.values())])
     assert server.seen
     assert "***" in told

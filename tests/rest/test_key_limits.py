@@ -20,23 +20,14 @@ from router_rest.limits.sliding_window import KeyedWindows, RateLimit
 from router_rest.templates import body_of
 from router_sinks import Rest
 from tests.rest import virtual
-from tests.rest.tasks import Tasks, rows, tasks
+from tests.rest.tasks import Tasks, rows
 from tests.rest.test_sliding_window import SHARE, most_in, tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from router.delta.lake import Lake
-    from router_demo.api import Api
 
 FIVE = Pace((RateLimit(5, None, 1.0),), 8, share=0.8, retry_floor=1000.0, keyed=True)
-
-
-@pytest.fixture
-def sending(api: Api, lake: Lake) -> Iterator[Tasks]:
-    """Return what runs tasks against the API."""
-    with tasks(api, lake) as running:
-        yield running
 
 
 def of_accounts(accounts: Sequence[str | None], *, first: int = 0) -> pa.RecordBatch:
@@ -46,22 +37,22 @@ def of_accounts(accounts: Sequence[str | None], *, first: int = 0) -> pa.RecordB
     return pa.RecordBatch.from_arrays([*found.columns, keys], [*found.schema.names, LIMIT_KEY_COLUMN])
 
 
-def arrivals(sending: Tasks, accounts: Sequence[str | None]) -> list[tuple[float, str | None]]:
+def arrivals(api_tasks: Tasks, accounts: Sequence[str | None]) -> list[tuple[float, str | None]]:
     """Return when the rows of which accounts arrived."""
-    calls = [(one["at"], json.loads(one["body"])) for one in sending.api.requests(10_000)]
+    calls = [(one["at"], json.loads(one["body"])) for one in api_tasks.api.requests(10_000)]
     found = [(at, row) for at, body in calls for row in (body if isinstance(body, list) else [body])]
     return sorted((at, accounts[row["offset"]]) for at, row in found)
 
 
 @pytest.mark.parametrize("of_key", [1, 3])
-def test_each_account_has_its_own_limit_and_a_hot_one_keeps_nobody_waiting(sending: Tasks, of_key: int) -> None:
+def test_each_account_has_its_own_limit_and_a_hot_one_keeps_nobody_waiting(api_tasks: Tasks, of_key: int) -> None:
     """Without it an account with most of the rows is the pace of all, or takes what an API allows another one."""
     accounts = ["hot"] * 12 + [f"account {at % 20}" for at in range(40)] + [None]
 
-    sent = sending.run(sending.job(pace=FIVE, calls_of_key=of_key), of_accounts(accounts))
+    sent = api_tasks.run(api_tasks.job(pace=FIVE, calls_of_key=of_key), of_accounts(accounts))
 
     assert sent.counts["delivered"] == len(accounts)
-    came = arrivals(sending, accounts)
+    came = arrivals(api_tasks, accounts)
     order = [account for _, account in came]
     # in order of offsets all others would come behind the twelfth
     assert max(at for at, account in enumerate(order) if account != "hot") < order.index("hot") + 41 + 6
@@ -70,30 +61,30 @@ def test_each_account_has_its_own_limit_and_a_hot_one_keeps_nobody_waiting(sendi
 
 
 def test_a_hot_key_is_left_for_the_next_round_when_too_much_of_it_waits(
-    sending: Tasks, monkeypatch: pytest.MonkeyPatch
+    api_tasks: Tasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it memory fills with rows of one account, or those of others wait behind them."""
     monkeypatch.setattr("router_rest.delivery.batcher.STANDING_CALLS_PER_PLACE", 0.1)
     accounts = ["hot"] * 10 + ["cold"] * 2
-    job = sending.job(pace=FIVE, calls_of_key=1)
+    job = api_tasks.job(pace=FIVE, calls_of_key=1)
 
-    sent = sending.run(job, of_accounts(accounts))
+    sent = api_tasks.run(job, of_accounts(accounts))
 
     assert (sent.counts["left"], sent.tried) == (10 - sent.counts["delivered"] + 2, [])
-    assert {"hot", "cold"} == {account for _, account in arrivals(sending, accounts)}
+    assert {"hot", "cold"} == {account for _, account in arrivals(api_tasks, accounts)}
     assert "keys" in sent.texts["away"]
     while sent.counts["left"]:
-        sent = sending.run(job, of_accounts(accounts))
-    assert sending.api.rows("offset") == Counter(range(12))
+        sent = api_tasks.run(job, of_accounts(accounts))
+    assert api_tasks.api.rows("offset") == Counter(range(12))
 
 
-def test_calls_have_rows_of_one_account(sending: Tasks) -> None:
+def test_calls_have_rows_of_one_account(api_tasks: Tasks) -> None:
     """Without it a call takes a token of one account for rows of another one."""
     accounts = ["a", "b"] * 10
 
-    sent = sending.run(sending.job(pace=FIVE, calls_of_key=1, cut=CallSize(rows=4)), of_accounts(accounts))
+    sent = api_tasks.run(api_tasks.job(pace=FIVE, calls_of_key=1, cut=CallSize(rows=4)), of_accounts(accounts))
 
-    bodies = [json.loads(one["body"]) for one in sending.api.requests(100)]
+    bodies = [json.loads(one["body"]) for one in api_tasks.api.requests(100)]
     assert sent.counts["delivered"] == 20
     assert all(len({accounts[row["offset"]] for row in body}) == 1 for body in bodies)
     assert len(bodies) == 6

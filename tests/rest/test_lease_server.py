@@ -25,6 +25,7 @@ from router_rest.limits.messages import Pace, TaskReport
 from router_rest.limits.sliding_window import RateLimit
 from router_rest.logins.task_login import CredentialsClient, CredentialsServer
 from router_rest.sink import Rest
+from tests.rest.tasks import pace_per_second
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -34,17 +35,6 @@ if TYPE_CHECKING:
 
 SECRET = "hush-hush"
 SECRET_SERVER = CredentialsServer(lambda refused: {"secret": SECRET})
-
-
-@pytest.fixture
-def server() -> Iterator[LeaseServer]:
-    server = LeaseServer().start()
-    yield server
-    server.stop()
-
-
-def per_second(calls: float, in_flight: int = 64) -> Pace:
-    return Pace((RateLimit(calls, None, 1.0),), in_flight)
 
 
 def within(story: Coroutine[Any, Any, Any]) -> Any:
@@ -83,9 +73,9 @@ def highest(times: list[float]) -> int:
     return max(sum(1 for one in times if end - 1.0 < one <= end) for end in times)
 
 
-def test_processes_share_a_limit_and_a_killed_one_takes_nothing_along(server: LeaseServer) -> None:
+def test_processes_share_a_limit_and_a_killed_one_takes_nothing_along(lease_server: LeaseServer) -> None:
     """What a lost worker had in hand must neither be used twice nor be missing for long."""
-    address = server.admit_sink("sink", "api", per_second(150))
+    address = lease_server.admit_sink("sink", "api", pace_per_second(150))
     callers = [Caller(address, "sink") for _ in range(3)]
     for caller in callers:
         caller.make(40)
@@ -95,17 +85,17 @@ def test_processes_share_a_limit_and_a_killed_one_takes_nothing_along(server: Le
     killed.end()
     for caller in others:
         caller.make(60)
-    assert server.outlook("api").tasks == 2
-    server.stop()
+    assert lease_server.outlook("api").tasks == 2
+    lease_server.stop()
 
     assert [caller.end() for caller in others] == ["Gone", "Gone"]
     assert highest([one for caller in callers for one in caller.calls]) <= 150
 
 
-def test_a_message_to_a_task_whose_connection_is_lost_raises_nothing(server: LeaseServer) -> None:
+def test_a_message_to_a_task_whose_connection_is_lost_raises_nothing(lease_server: LeaseServer) -> None:
     """Without it (before Python 3.11) what is dealt with it is lost, and the other tasks wait for it without end."""
-    address = server.admit_sink("sink", "api", per_second(10))
-    sessions = server._limits["api"]
+    address = lease_server.admit_sink("sink", "api", pace_per_second(10))
+    sessions = lease_server._limits["api"]
 
     async def story() -> TaskSession:
         lease = await LeaseClient.open(address, "sink")
@@ -117,28 +107,28 @@ def test_a_message_to_a_task_whose_connection_is_lost_raises_nothing(server: Lea
     session = within(story())
     while sessions._sessions:
         time.sleep(0.01)
-    server.call_on_loop(lambda: session.send_message({}))
-    assert server.is_running
+    lease_server.call_on_loop(lambda: session.send_message({}))
+    assert lease_server.is_running
 
 
-def test_two_sinks_share_one_limit(server: LeaseServer) -> None:
-    addresses = {sink: server.admit_sink(sink, "api", per_second(100)) for sink in ("one", "other")}
+def test_two_sinks_share_one_limit(lease_server: LeaseServer) -> None:
+    addresses = {sink: lease_server.admit_sink(sink, "api", pace_per_second(100)) for sink in ("one", "other")}
     callers = [Caller(address, sink).make(70) for sink, address in addresses.items()]
-    server.stop()
+    lease_server.stop()
 
     assert {caller.end() for caller in callers} == {"Gone"}
     assert highest([one for caller in callers for one in caller.calls]) <= 100
 
 
-def test_a_sink_that_stops_ends_its_own_tasks_only(server: LeaseServer) -> None:
+def test_a_sink_that_stops_ends_its_own_tasks_only(lease_server: LeaseServer) -> None:
     stop = threading.Event()
-    stopped = Caller(server.admit_sink("stops", "api", per_second(100), stop=stop.is_set), "stops").make(5)
-    other = Caller(server.admit_sink("goes on", "api", per_second(100)), "goes on").make(5)
+    stopped = Caller(lease_server.admit_sink("stops", "api", pace_per_second(100), stop=stop.is_set), "stops").make(5)
+    other = Caller(lease_server.admit_sink("goes on", "api", pace_per_second(100)), "goes on").make(5)
     stop.set()
 
     assert stopped.end() == "Leave"
     other.make(100)
-    server.stop()
+    lease_server.stop()
     assert other.end() == "Gone"
 
 
@@ -153,15 +143,15 @@ def test_a_sink_that_stops_ends_its_own_tasks_only(server: LeaseServer) -> None:
     ids=["secret", "no secret", "limit", "port"],
 )
 def test_who_is_not_of_this_driver_gets_nothing(
-    server: LeaseServer, wrong: Callable[[ServerAddress], ServerAddress], caplog: pytest.LogCaptureFixture
+    lease_server: LeaseServer, wrong: Callable[[ServerAddress], ServerAddress], caplog: pytest.LogCaptureFixture
 ) -> None:
-    address = server.admit_sink("sink", "api", per_second(10), logins=SECRET_SERVER)
+    address = lease_server.admit_sink("sink", "api", pace_per_second(10), logins=SECRET_SERVER)
 
     with pytest.raises(Gone):
         within(LeaseClient.open(wrong(address), "sink"))
     with pytest.raises(Gone):
         within(LeaseClient.open(address, "no such sink"))
-    assert server.outlook("api").tasks == 0
+    assert lease_server.outlook("api").tasks == 0
     assert address.secret.hex() not in caplog.text
 
 
@@ -181,8 +171,8 @@ def test_who_is_not_of_this_driver_gets_nothing(
     ids=["http", "bytes", "list", "empty", "number", "text", "short", "endless", "nothing"],
 )
 @pytest.mark.parametrize("encrypted", [True, False], ids=["TLS", "plain"])
-def test_a_stranger_gets_nothing_and_harms_nobody(server: LeaseServer, said: bytes, *, encrypted: bool) -> None:
-    address = server.admit_sink("sink", "api", per_second(1000), logins=SECRET_SERVER)
+def test_a_stranger_gets_nothing_and_harms_nobody(lease_server: LeaseServer, said: bytes, *, encrypted: bool) -> None:
+    address = lease_server.admit_sink("sink", "api", pace_per_second(1000), logins=SECRET_SERVER)
     answer = b""
     with suppress(OSError), connected(address, encrypted) as stranger:
         stranger.sendall(said)
@@ -219,12 +209,12 @@ def connected(address: ServerAddress, encrypted: bool) -> Iterator[socket.socket
             yield protected
 
 
-def test_a_task_talks_to_the_server_with_its_certificate_only(server: LeaseServer) -> None:
+def test_a_task_talks_to_the_server_with_its_certificate_only(lease_server: LeaseServer) -> None:
     """Whoever can redirect a connection on the network could otherwise raise a limit, or learn the secret."""
-    address = server.admit_sink("sink", "api", per_second(10))
+    address = lease_server.admit_sink("sink", "api", pace_per_second(10))
     other = LeaseServer().start()
     try:
-        port = other.admit_sink("sink", "api", per_second(10)).port
+        port = other.admit_sink("sink", "api", pace_per_second(10)).port
         with pytest.raises(Gone, match="certificate"):
             within(LeaseClient.open(replace(address, port=port), "sink"))
     finally:
@@ -249,7 +239,7 @@ async def relayed(address: ServerAddress, heard: list[bytes]) -> tuple[asyncio.S
     return relay, relay.sockets[0].getsockname()[1]
 
 
-def test_credentials_are_handed_out_and_not_seen_on_the_network(server: LeaseServer) -> None:
+def test_credentials_are_handed_out_and_not_seen_on_the_network(lease_server: LeaseServer) -> None:
     asked: list[str] = []
     heard: list[bytes] = []
 
@@ -257,7 +247,7 @@ def test_credentials_are_handed_out_and_not_seen_on_the_network(server: LeaseSer
         asked.append(refused)
         return {"version": str(len(asked)), "headers": {"Authorization": f"Bearer {SECRET}"}}
 
-    address = server.admit_sink("sink", "api", per_second(10), logins=CredentialsServer(credentials))
+    address = lease_server.admit_sink("sink", "api", pace_per_second(10), logins=CredentialsServer(credentials))
 
     async def task() -> list[Any]:
         relay, port = await relayed(address, heard)
@@ -279,11 +269,11 @@ def test_credentials_are_handed_out_and_not_seen_on_the_network(server: LeaseSer
         assert word not in whole
 
 
-def test_credentials_that_fail_say_so_and_no_more(server: LeaseServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_credentials_that_fail_say_so_and_no_more(lease_server: LeaseServer, caplog: pytest.LogCaptureFixture) -> None:
     def credentials(refused: str) -> dict[str, object]:
         raise PermissionError("the secret server says no")
 
-    address = server.admit_sink("fails", "a", per_second(10), logins=CredentialsServer(credentials))
+    address = lease_server.admit_sink("fails", "a", pace_per_second(10), logins=CredentialsServer(credentials))
 
     async def task() -> str:
         lease = await LeaseClient.open(address, "fails")
@@ -297,45 +287,45 @@ def test_credentials_that_fail_say_so_and_no_more(server: LeaseServer, caplog: p
     assert "the secret server says no" in caplog.text
 
 
-def test_an_address_travels_but_shows_no_token(server: LeaseServer) -> None:
-    address = server.admit_sink("sink", "api", per_second(10))
+def test_an_address_travels_but_shows_no_token(lease_server: LeaseServer) -> None:
+    address = lease_server.admit_sink("sink", "api", pace_per_second(10))
 
     assert pickle.loads(pickle.dumps(address)) == address
     assert repr(address.secret) not in repr(address)
     assert address.secret.hex() not in repr(address)
 
 
-def test_a_limit_is_stated_once(server: LeaseServer) -> None:
+def test_a_limit_is_stated_once(lease_server: LeaseServer) -> None:
     """Two sinks that mean different limits would otherwise keep neither."""
-    server.admit_sink("one", "api", per_second(10))
-    server.admit_sink("one", "api", per_second(10))
+    lease_server.admit_sink("one", "api", pace_per_second(10))
+    lease_server.admit_sink("one", "api", pace_per_second(10))
     with pytest.raises(ValueError, match="one"):
-        server.admit_sink("other", "api", per_second(20))
+        lease_server.admit_sink("other", "api", pace_per_second(20))
 
-    server.dismiss_sink("one")
-    server.admit_sink("other", "api", per_second(20))
+    lease_server.dismiss_sink("one")
+    lease_server.admit_sink("other", "api", pace_per_second(20))
 
 
-def test_a_limit_that_is_stated_anew_knows_what_went_out(server: LeaseServer) -> None:
+def test_a_limit_that_is_stated_anew_knows_what_went_out(lease_server: LeaseServer) -> None:
     hour = RateLimit(5, None, 3600.0)
-    server.admit_sink("sink", "api", Pace((hour,)))
-    server.count_earlier("api", [EarlierCall(10.0, "", 5, 5)])
-    assert server.outlook("api").retry_after > 3000
+    lease_server.admit_sink("sink", "api", Pace((hour,)))
+    lease_server.count_earlier("api", [EarlierCall(10.0, "", 5, 5)])
+    assert lease_server.outlook("api").retry_after > 3000
 
-    server.admit_sink("sink", "api", Pace((hour, RateLimit(1, None, 1.0))))
-    assert server.outlook("api").retry_after > 3000
+    lease_server.admit_sink("sink", "api", Pace((hour, RateLimit(1, None, 1.0))))
+    assert lease_server.outlook("api").retry_after > 3000
 
 
-def test_tasks_of_an_old_statement_end(server: LeaseServer) -> None:
+def test_tasks_of_an_old_statement_end(lease_server: LeaseServer) -> None:
     """They would call beside those of the new one."""
-    old = Caller(server.admit_sink("sink", "api", per_second(50)), "sink").make(3)
-    server.admit_sink("sink", "api", per_second(60))
+    old = Caller(lease_server.admit_sink("sink", "api", pace_per_second(50)), "sink").make(3)
+    lease_server.admit_sink("sink", "api", pace_per_second(60))
 
     assert old.end() == "Leave"
 
 
-def test_what_tasks_saw_adds_up(server: LeaseServer) -> None:
-    address = server.admit_sink("sink", "api", per_second(1000))
+def test_what_tasks_saw_adds_up(lease_server: LeaseServer) -> None:
+    address = lease_server.admit_sink("sink", "api", pace_per_second(1000))
 
     async def task() -> None:
         lease = await LeaseClient.open(address, "sink")
@@ -344,11 +334,11 @@ def test_what_tasks_saw_adds_up(server: LeaseServer) -> None:
             ok, throttled = status == 200, status == 429
             lease.release(status, ok=ok, throttled=throttled, timeout=status is None, seconds=0.5)
         await lease.close()
-        while server.outlook("api").tasks:
+        while lease_server.outlook("api").tasks:
             await asyncio.sleep(0.01)
 
     within(task())
-    totals = server.report_totals("api")
+    totals = lease_server.report_totals("api")
     assert {name: totals[name] for name in ("sent", "ok", "throttled", "failed", "timeouts", "seconds")} == {
         "sent": 4,
         "ok": 1,
@@ -373,14 +363,14 @@ def test_queries_of_a_driver_share_a_server(monkeypatch: pytest.MonkeyPatch) -> 
     lease_server().stop()
 
 
-def test_a_question_that_fails_ends_nobody(server: LeaseServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_question_that_fails_ends_nobody(lease_server: LeaseServer, caplog: pytest.LogCaptureFixture) -> None:
     asked = threading.Event()
 
     def stop() -> bool:
         asked.set()
         raise RuntimeError("no idea")
 
-    address = server.admit_sink("sink", "api", per_second(100), stop=stop)
+    address = lease_server.admit_sink("sink", "api", pace_per_second(100), stop=stop)
     assert asked.wait(30)
 
     async def task() -> None:
@@ -406,18 +396,20 @@ def test_leave_says_why_and_for_how_long(leave: Leave, words: str) -> None:
     assert str(leave) == words
 
 
-def test_the_state_of_a_limit_is_known_to_the_driver(monkeypatch: pytest.MonkeyPatch, server: LeaseServer) -> None:
+def test_the_state_of_a_limit_is_known_to_the_driver(
+    monkeypatch: pytest.MonkeyPatch, lease_server: LeaseServer
+) -> None:
     """Without it nobody sees which API is away, or why rows go out slowly."""
-    monkeypatch.setitem(module._servers, ("127.0.0.1", "test"), server)
+    monkeypatch.setitem(module._servers, ("127.0.0.1", "test"), lease_server)
     assert module.api_state("api-of-a-test") is None, "nothing was sent to it"
 
-    server.admit_sink("a", "api-of-a-test", Pace((RateLimit(10, None, 60.0),), 4))
-    server.count_earlier("api-of-a-test", [EarlierCall(1.0, "", 4, 0)])
+    lease_server.admit_sink("a", "api-of-a-test", Pace((RateLimit(10, None, 60.0),), 4))
+    lease_server.count_earlier("api-of-a-test", [EarlierCall(1.0, "", 4, 0)])
     state = module.api_state("api-of-a-test")
     assert state is not None
     assert (state.circuit_open, state.limit_used) == (False, 0.4)
 
-    coordinator = server._limits["api-of-a-test"].coordinator
+    coordinator = lease_server._limits["api-of-a-test"].coordinator
     coordinator.add_task("task")
     coordinator.on_report("task", TaskReport(sent=9, ok=4, throttled=2, failed=3, timeouts=1, bad_status=503))
     state = module.api_state("api-of-a-test")
@@ -428,7 +420,7 @@ def test_the_state_of_a_limit_is_known_to_the_driver(monkeypatch: pytest.MonkeyP
     )
     assert state.answers == {"ok": 4, "throttled": 2, "failed": 2, "timed out": 1}, "each call counts once"
 
-    server.admit_sink("b", "without-a-limit", Pace((), 4))
+    lease_server.admit_sink("b", "without-a-limit", Pace((), 4))
     unlimited = module.api_state("without-a-limit")
     assert unlimited is not None
     assert unlimited.limit_used is None

@@ -18,23 +18,14 @@ from router_rest.delivery.send_plan import form_of, policy_of
 from router_rest.http_client.response import Response, ResponseHeaders
 from router_rest.templates import CALL_METHODS
 from router_sinks import Rest
-from tests.rest.tasks import Tasks, changed, rows, tasks
+from tests.rest.tasks import Tasks, changed, rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from router.delta.lake import Lake
     from tests.rest.scripted import Scripted, Talk
 
 URL = "https://api.test/wins"
-
-
-@pytest.fixture
-def sending(server: Scripted, lake: Lake) -> Iterator[Tasks]:
-    """Return what runs tasks against a server of the test."""
-    api: Any = SimpleNamespace(url=server.url.removesuffix("/events"), reset=lambda: None)
-    with tasks(api, lake) as running:
-        yield running
 
 
 def by_method(methods: Sequence[str | None], lanes: Sequence[bytes] | None = None) -> pa.RecordBatch:
@@ -50,12 +41,12 @@ def by_method(methods: Sequence[str | None], lanes: Sequence[bytes] | None = Non
 
 
 @pytest.mark.parametrize("size", [1, 4])
-def test_a_call_has_rows_of_one_method_and_goes_out_by_it(sending: Tasks, server: Scripted, size: int) -> None:
+def test_a_call_has_rows_of_one_method_and_goes_out_by_it(server_tasks: Tasks, server: Scripted, size: int) -> None:
     """Without it a row that was to be deleted is written, or one call does to some rows what others asked for."""
     methods = [CALL_METHODS[at % 3] for at in range(30)]
-    job = sending.job(cut=CallSize(rows=size))
+    job = server_tasks.job(cut=CallSize(rows=size))
 
-    sent = sending.run(changed(job, form=replace(job.plan.form, method="")), by_method([*methods, None]))
+    sent = server_tasks.run(changed(job, form=replace(job.plan.form, method="")), by_method([*methods, None]))
 
     assert (sent.counts["delivered"], [one["reason"] for one in sent.dead]) == (
         30,
@@ -67,13 +58,13 @@ def test_a_call_has_rows_of_one_method_and_goes_out_by_it(sending: Tasks, server
     assert len(arrived) == (9 if size > 1 else 30)
 
 
-def test_an_upsert_does_not_overtake_the_deletion_before_it(sending: Tasks, server: Scripted) -> None:
+def test_an_upsert_does_not_overtake_the_deletion_before_it(server_tasks: Tasks, server: Scripted) -> None:
     """Without it a row that was deleted and written again is gone, or the other way round."""
     methods = ["PUT", "PUT", "DELETE", "PUT"] * 10
-    job = sending.job(cut=CallSize(rows=8, orders=16, groups=100))
+    job = server_tasks.job(cut=CallSize(rows=8, orders=16, groups=100))
     batch = by_method(methods, lanes=[b"key %d" % (at // 4 % 5) for at in range(40)])
 
-    sending.run(changed(job, form=replace(job.plan.form, method="")), batch)
+    server_tasks.run(changed(job, form=replace(job.plan.form, method="")), batch)
 
     order = [(row["offset"], seen.line.split(" ")[0]) for seen in server.seen for row in json.loads(seen.body)]
     assert sorted(order) == list(enumerate(methods))
@@ -93,16 +84,16 @@ def gone_after_a_reset(talk: Talk) -> None:
 
 @pytest.mark.parametrize(("method", "delivered"), [("DELETE", 1), ("PUT", 0)])
 def test_what_an_earlier_attempt_has_deleted_is_delivered(
-    sending: Tasks, server: Scripted, method: str, delivered: int
+    server_tasks: Tasks, server: Scripted, method: str, delivered: int
 ) -> None:
     """Without it each deletion whose answer was lost is a dead letter, or stops the sink."""
     server.act = gone_after_a_reset
-    job = sending.job()
+    job = server_tasks.job()
 
-    sent = sending.run(changed(job, form=replace(job.plan.form, method="")), by_method([method]))
+    sent = server_tasks.run(changed(job, form=replace(job.plan.form, method="")), by_method([method]))
 
     assert sent.counts["delivered"] == delivered
-    assert [row["in_doubt"] for row in sending.receipts()] == [True] * delivered
+    assert [row["in_doubt"] for row in server_tasks.receipts()] == [True] * delivered
 
 
 @pytest.mark.parametrize(

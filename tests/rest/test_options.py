@@ -16,8 +16,8 @@ from router.registry import load_registry
 from router_http.options import OAuth
 from router_rest.options import Limit, parse_seconds
 from router_sinks import Rest
+from tests.rest.sink_options import URL, read_sink_options
 
-URL = "https://api.test/wins"
 HUSH = "hush-hush"
 OAUTH = {"token_url": "https://login.test/token", "client_id": "router", "client_secret": HUSH}
 WITH_SECRETS: list[dict[str, Any]] = [
@@ -30,11 +30,6 @@ WITH_SECRETS: list[dict[str, Any]] = [
     {"auth": {"hmac": {"key": HUSH}}},
     {"auth": {"plugin": "a.b:C", "options": {"key": HUSH, "rounds": 3}}},
 ]
-
-
-def rest(**options: Any) -> Rest:
-    """Read options as a configuration does."""
-    return Rest.model_validate({"url": URL, **options})
 
 
 @pytest.mark.parametrize(
@@ -140,7 +135,7 @@ def rest(**options: Any) -> Rest:
 def test_options_that_cannot_work_are_refused_without_their_secrets(options: dict[str, Any], word: str) -> None:
     """A configuration that cannot work never starts, and its log shows nobody what opens the API."""
     with pytest.raises(ValidationError) as caught:
-        rest(**options)
+        read_sink_options(**options)
 
     assert word in str(caught.value)
     assert HUSH not in str(caught.value)
@@ -160,7 +155,7 @@ def test_encoders_that_make_no_json_go_alone() -> None:
 @pytest.mark.parametrize("options", WITH_SECRETS, ids=str)
 def test_no_secret_is_seen_or_travels(options: dict[str, Any]) -> None:
     """A plan, a log line, a receipt and a task must not carry what opens the API."""
-    sink = rest(**options)
+    sink = read_sink_options(**options)
 
     assert HUSH not in f"{sink!r} {sink} {sink.model_dump()} {sink.model_dump_json()}"
     assert HUSH.encode() not in pickle.dumps(sink)
@@ -179,7 +174,7 @@ def test_a_bare_url_is_enough() -> None:
 def test_every_limit_is_kept_at_once() -> None:
     """An API with a limit per second and one per hour answers 429 when either is ignored."""
     limits = [{"calls": 5000, "per": "hour"}, {"rows": 20, "per": "10 s"}]
-    sink = rest(calls_per_second=10, rows_per_second=7, limits=limits)
+    sink = read_sink_options(calls_per_second=10, rows_per_second=7, limits=limits)
 
     assert [(one.calls, one.rows, one.seconds) for one in sink.stated_limits()] == [
         (10, None, 1),
@@ -204,7 +199,7 @@ def test_every_limit_is_kept_at_once() -> None:
 )
 def test_sinks_of_one_api_share_a_limit_without_being_told(options: dict[str, Any], name: str) -> None:
     """Two sinks that each use the whole limit get 429s for half of their calls."""
-    assert rest(**options).limit == name
+    assert read_sink_options(**options).limit == name
 
 
 @pytest.mark.parametrize(
@@ -238,7 +233,7 @@ def test_options_have_a_manual_page() -> None:
 
 def test_the_registry_and_the_api_log_in_with_the_same_options() -> None:
     """Whoever has configured one knows the other."""
-    sink = rest(auth={"oauth": OAUTH})
+    sink = read_sink_options(auth={"oauth": OAUTH})
 
     assert sink.auth is not None
     assert sink.auth.oauth == OAuth.model_validate(OAUTH)

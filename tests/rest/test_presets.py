@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,12 +17,11 @@ from router_rest.delivery.send_plan import cut_of, form_of, policy_of
 from router_rest.http_client.response import Response, ResponseHeaders
 from router_rest.presets import PRESETS
 from router_sinks import Rest
-from tests.rest.tasks import HTTP, Tasks, changed, rows, tasks
+from tests.rest.tasks import HTTP, Tasks, changed, rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from router.delta.lake import Lake
     from tests.rest.scripted import Scripted, Seen, Talk
     from tests.rest.tasks import Sent
 
@@ -32,19 +30,13 @@ Answer = tuple[str, bytes, tuple[str, ...]]
 """Status line, body and headers."""
 
 
-@pytest.fixture
-def sending(server: Scripted, lake: Lake) -> Iterator[Tasks]:
-    """Return what runs tasks against a server of the test."""
-    api: Any = SimpleNamespace(url=server.url.removesuffix("/events"), reset=lambda: None)
-    with tasks(api, lake) as running:
-        yield running
-
-
 def said(body: Any, status: str = "200 OK", *headers: str) -> Answer:
     return status, body if isinstance(body, bytes) else json.dumps(body).encode(), headers
 
 
-def run(sending: Tasks, server: Scripted, values: list[Any], answers: Callable[[Seen], Answer], **options: Any) -> Sent:
+def run(
+    server_tasks: Tasks, server: Scripted, values: list[Any], answers: Callable[[Seen], Answer], **options: Any
+) -> Sent:
     """Send values by the options of a sink, one call at a time, to a server that answers so."""
 
     def act(talk: Talk) -> None:
@@ -55,18 +47,18 @@ def run(sending: Tasks, server: Scripted, values: list[Any], answers: Callable[[
     server.act = act
     sink = Rest.model_validate({"url": server.url, "poison_share": 1, **options})
     policy = replace(policy_of(sink), first=0.01, longest=0.02)
-    job = sending.job(auth=sink.auth, cut=cut_of(sink), http=replace(HTTP, in_flight=1))
+    job = server_tasks.job(auth=sink.auth, cut=cut_of(sink), http=replace(HTTP, in_flight=1))
     made = changed(job, form=form_of(sink), policy=policy)
     batch = rows(range(len(values)))
     encoded = [one if isinstance(one, bytes) else json.dumps(one).encode() for one in values]
-    return sending.run(made, batch.set_column(batch.schema.names.index("_row"), "_row", pa.array(encoded)))
+    return server_tasks.run(made, batch.set_column(batch.schema.names.index("_row"), "_row", pa.array(encoded)))
 
 
 def reasons(sent: Sent) -> dict[int, str]:
     return {one["offset"]: one["reason"] for one in sent.dead}
 
 
-def test_slack(sending: Tasks, server: Scripted) -> None:
+def test_slack(server_tasks: Tasks, server: Scripted) -> None:
     """A message to a channel that is not there is a dead letter; what Slack cannot take now comes again."""
     times: dict[str, int] = {}
 
@@ -86,16 +78,16 @@ def test_slack(sending: Tasks, server: Scripted) -> None:
     channels = ["general", "general", "nowhere", "general"]
     texts = ["busy", "error", "lost", "hello"]
     values = [{"channel": channel, "text": text} for channel, text in zip(channels, texts, strict=True)]
-    sent = run(sending, server, values, slack, preset="slack", auth={"bearer": "xoxb"})
+    sent = run(server_tasks, server, values, slack, preset="slack", auth={"bearer": "xoxb"})
 
     assert (sent.counts["delivered"], reasons(sent)) == (3, {2: "channel_not_found"})
     assert times == {"busy": 2, "error": 2, "lost": 1, "hello": 1}
-    refused = run(sending, server, values, slack, preset="slack", auth={"bearer": "other"})
+    refused = run(server_tasks, server, values, slack, preset="slack", auth={"bearer": "other"})
     assert refused.counts["known"] == 3
     assert refused.texts["wrong"] == "invalid_auth"
 
 
-def test_elasticsearch(sending: Tasks, server: Scripted) -> None:
+def test_elasticsearch(server_tasks: Tasks, server: Scripted) -> None:
     """Each document is there once, whatever was refused beside it; what no mapping takes is a dead letter."""
     held: dict[str, Any] = {"there": {"n": 0}}
     turned_away: set[str] = set()
@@ -125,7 +117,7 @@ def test_elasticsearch(sending: Tasks, server: Scripted) -> None:
     documents = [("a", 1), ("there", 2), ("b", "x"), ("late", 3), ("c", 4)]
     values = [b'{"create":{"_id":"%s"}}\n{"n":%s}' % (name.encode(), json.dumps(n).encode()) for name, n in documents]
     action = {"action": {"create": {"_id": "{event.id}"}}}
-    sent = run(sending, server, values, bulk, preset="elasticsearch_bulk", body=action)
+    sent = run(server_tasks, server, values, bulk, preset="elasticsearch_bulk", body=action)
 
     assert (sent.counts["delivered"], list(reasons(sent))) == (4, [2])
     assert "no number in b" in reasons(sent)[2]
@@ -133,7 +125,7 @@ def test_elasticsearch(sending: Tasks, server: Scripted) -> None:
     assert len(server.seen) == 2, "one bulk, and one for the document that was turned away"
 
 
-def test_graphql(sending: Tasks, server: Scripted) -> None:
+def test_graphql(server_tasks: Tasks, server: Scripted) -> None:
     """A 200 with errors is no delivery; one that says that there were too many calls is asked again."""
     times: dict[str, int] = {}
 
@@ -151,13 +143,13 @@ def test_graphql(sending: Tasks, server: Scripted) -> None:
         return said({"data": {"add": {"id": name}}})
 
     values = [{"query": "mutation", "variables": {"name": name}} for name in ("a", "slow", "broken", "bad")]
-    sent = run(sending, server, values, graphql, preset="graphql")
+    sent = run(server_tasks, server, values, graphql, preset="graphql")
 
     assert (sent.counts["delivered"], reasons(sent)) == (3, {3: "no such name"})
     assert times == {"a": 1, "slow": 3, "broken": 2, "bad": 1}
 
 
-def test_splunk(sending: Tasks, server: Scripted) -> None:
+def test_splunk(server_tasks: Tasks, server: Scripted) -> None:
     """An event that Splunk does not take is a dead letter; those before it, which it keeps, come again and in doubt."""
     held: list[str] = []
     busy = [True]
@@ -178,22 +170,22 @@ def test_splunk(sending: Tasks, server: Scripted) -> None:
 
     values = [{"event": "a"}, {"event": "b"}, {"evnt": "c"}, {"event": "d"}]
     login = {"api_key": {"header": "Authorization", "value": "Splunk token"}}
-    sent = run(sending, server, values, hec, preset="splunk_hec", auth=login)
+    sent = run(server_tasks, server, values, hec, preset="splunk_hec", auth=login)
 
     assert (sent.counts["delivered"], list(reasons(sent))) == (3, [2])
     assert "Event field is required" in reasons(sent)[2]
     assert sorted(held) == ["a", "a", "b", "b", "d"]
     twice = {value["event"] for value in values[:2]}
-    assert twice <= {values[row["offset"]].get("event") for row in sending.receipts() if row["in_doubt"]}
+    assert twice <= {values[row["offset"]].get("event") for row in server_tasks.receipts() if row["in_doubt"]}
     other = {"api_key": {"header": "Authorization", "value": "Splunk other"}}
     for code in (4, 21):
         refusal = said({"text": "Invalid token", "code": code}, "403 Forbidden" if code == 4 else "400 Bad Request")
         more = [*values, {"event": "e"}]
-        told = run(sending, server, more, lambda _, no=refusal: no, preset="splunk_hec", auth=other)
+        told = run(server_tasks, server, more, lambda _, no=refusal: no, preset="splunk_hec", auth=other)
         assert told.texts["wrong"] == "Invalid token"
 
 
-def test_standard_webhooks(sending: Tasks, server: Scripted) -> None:
+def test_standard_webhooks(server_tasks: Tasks, server: Scripted) -> None:
     """A receiver verifies each attempt, knows one that comes again, and is left alone when it says 410."""
     got: dict[str, Any] = {}
     failing = [True]
@@ -208,12 +200,12 @@ def test_standard_webhooks(sending: Tasks, server: Scripted) -> None:
 
     values = [{"type": "contact.created", "data": {"n": at}} for at in range(3)]
     login = {"hmac": {"preset": "standard_webhooks", "key": WHSEC}}
-    sent = run(sending, server, values, receiver, preset="standard_webhooks", auth=login)
+    sent = run(server_tasks, server, values, receiver, preset="standard_webhooks", auth=login)
 
     assert sent.counts["delivered"] == 3
     assert sorted(event["data"]["n"] for event in got.values()) == [0, 1, 2]
     assert len(server.seen) == 4
-    gone = run(sending, server, [*values, {"type": "unwanted"}], receiver, preset="standard_webhooks", auth=login)
+    gone = run(server_tasks, server, [*values, {"type": "unwanted"}], receiver, preset="standard_webhooks", auth=login)
     assert gone.texts["wrong"] == "410: the receiver wants no more webhooks"
 
 

@@ -33,7 +33,7 @@ def events(spark: SparkSession) -> DataFrame:
     return frame.selectExpr("*", "'events' AS _topic", "current_timestamp() AS _timestamp", "X'41' AS _key")
 
 
-def rest(url: str, **options: Any) -> Rest:
+def resolve_sink(url: str, **options: Any) -> Rest:
     """Return a sink, as a configuration makes it."""
     found = load_registry().resolve(Sink, {"rest": {"url": url, **options}})
     assert isinstance(found, Rest)
@@ -68,7 +68,10 @@ def test_what_is_shown_is_what_is_sent(
 ) -> None:
     """Without it a route test passes, and the API gets something else."""
     api.reset()
-    sink, opening = rest(f"{api.url}{options.pop('url', '/wins')}", **options), Opening(tmp_path, events.limit(0))
+    sink, opening = (
+        resolve_sink(f"{api.url}{options.pop('url', '/wins')}", **options),
+        Opening(tmp_path, events.limit(0)),
+    )
     batch = Batch("games", 0, "wins", "rest", keeps=lambda table: StagedParts(lake, table, "games:run/wins/rest", 0))
 
     shown = sink.preview(events, opening)
@@ -95,7 +98,7 @@ def read(body: str, options: dict[str, Any]) -> Any:
 
 def test_a_row_without_a_url_is_not_sent(events: DataFrame, tmp_path: Path) -> None:
     """Without it a route test promises a call that no task makes."""
-    sink = rest(f"{NOBODY}/{{event.player}}", allow_dot_segments=True)
+    sink = resolve_sink(f"{NOBODY}/{{event.player}}", allow_dot_segments=True)
 
     found = sink.preview(events, Opening(tmp_path, events.limit(0), trial=True))
 
@@ -120,7 +123,7 @@ def test_a_row_without_a_url_is_not_sent(events: DataFrame, tmp_path: Path) -> N
 )
 def test_nobody_is_asked_and_no_secret_is_shown(events: DataFrame, tmp_path: Path, options: dict[str, Any]) -> None:
     """Without it the output of a failed route test holds what opens the API, or a test waits for a token server."""
-    shown = rest(f"{NOBODY}/wins", **options).preview(events, Opening(tmp_path, events.limit(0), trial=True))
+    shown = resolve_sink(f"{NOBODY}/wins", **options).preview(events, Opening(tmp_path, events.limit(0), trial=True))
 
     assert {one["url"] for one in shown} == {f"{NOBODY}/wins"}
     assert shown[0]["body"] == {"player": "a/../b c", "amount": 2.0}
@@ -138,7 +141,7 @@ def test_a_body_that_is_no_text_is_shown_in_base64(events: DataFrame, tmp_path: 
     (tmp_path / "win.avsc").write_text(json.dumps(schema))
     value = {"to_avro": {"schema_file": "win.avsc", "wire_format": "none"}}
 
-    found = rest(f"{NOBODY}/wins", value=value).preview(
+    found = resolve_sink(f"{NOBODY}/wins", value=value).preview(
         events.filter("_offset = 4"), Opening(tmp_path, events.limit(0))
     )
 

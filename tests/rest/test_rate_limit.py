@@ -17,55 +17,45 @@ from router_rest.answers import classifier
 from router_rest.limits.messages import Pace
 from router_rest.limits.sliding_window import RateLimit
 from tests.rest import virtual
-from tests.rest.tasks import HTTP, KEYED, Tasks, hurry, rows, tasks
+from tests.rest.tasks import HTTP, KEYED, Tasks, rows, run_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from router.delta.lake import Lake
 
 THREE = [rows(range(40), partition=partition) for partition in range(3)]
 MANY = [rows(range(300), partition=partition) for partition in range(3)]
 
 
-@pytest.fixture
-def sending(api: Api, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tasks]:
-    """Return what runs tasks against the API."""
-    hurry(monkeypatch)
-    with tasks(api, lake) as running:
-        yield running
-
-
 @pytest.mark.parametrize(
     "form",
     ["absurd", "malformed", *(pytest.param(one, marks=pytest.mark.slow) for one in ("none", "seconds", "date"))],
 )
-def test_a_storm_of_429_loses_nothing(sending: Tasks, form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storm_of_429_loses_nothing(hurried_tasks: Tasks, form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it rows are dead letters because there were too many at a time, or wait for a year."""
     monkeypatch.setattr(classifier, "MAX_RETRY_AFTER_SECONDS", 0.3)  # an hour
-    sending.api.play(limits=[Bucket(rate=200, burst=20, retry_after=form)], idempotency=KEYED)
+    hurried_tasks.api.play(limits=[Bucket(rate=200, burst=20, retry_after=form)], idempotency=KEYED)
     pace = Pace((), 16, longest_pause=0.3, retry_floor=1000.0)
 
-    jobs = sending.drain(sending.job(pace=pace), *THREE)
+    jobs = hurried_tasks.drain(hurried_tasks.job(pace=pace), *THREE)
 
     assert not any(sent.dead for sent in jobs)
-    assert sending.api.stats().statuses[429] > 0
-    sending.prove(*THREE, keyed=True)
-    assert not any(row["in_doubt"] for row in sending.receipts())
+    assert hurried_tasks.api.stats().statuses[429] > 0
+    hurried_tasks.prove(*THREE, keyed=True)
+    assert not any(row["in_doubt"] for row in hurried_tasks.receipts())
 
 
 @pytest.mark.parametrize("form", ["seconds", "date"])
-def test_nobody_calls_before_the_api_wants_it(sending: Tasks, form: Any) -> None:
+def test_nobody_calls_before_the_api_wants_it(hurried_tasks: Tasks, form: Any) -> None:
     """Without it an API that asks for a pause is asked again, and bans the caller."""
-    sending.api.play(failures=[Failure(status=429, times=2, retry_after=form, wait=1)])
+    hurried_tasks.api.play(failures=[Failure(status=429, times=2, retry_after=form, wait=1)])
 
-    sending.drain(sending.job(pace=Pace((), 1)), rows(range(5)))
+    hurried_tasks.drain(hurried_tasks.job(pace=Pace((), 1)), rows(range(5)))
 
-    arrived = sending.api.requests(1000)
+    arrived = hurried_tasks.api.requests(1000)
     for refused in arrived[:2]:
         again = [one["at"] for one in arrived if one["body"] == refused["body"]]
         assert again[1] - again[0] >= 0.99
-    sending.prove(rows(range(5)), keyed=True)
+    hurried_tasks.prove(rows(range(5)), keyed=True)
 
 
 @pytest.mark.parametrize(
@@ -77,72 +67,72 @@ def test_nobody_calls_before_the_api_wants_it(sending: Tasks, form: Any) -> None
         pytest.param("x_epoch", 4, marks=pytest.mark.slow),  # whole seconds take up to one off what is left of it
     ],
 )
-def test_what_headers_say_is_left_is_not_overdrawn(sending: Tasks, told: Any, window: float) -> None:
+def test_what_headers_say_is_left_is_not_overdrawn(hurried_tasks: Tasks, told: Any, window: float) -> None:
     """Without it an API that tells its limit has to refuse calls all the same."""
     # without Retry-After: whoever does not read the headers is refused about ninety times here
-    sending.api.play(limits=[Bucket(rate=50 / window, window=window, headers=told, retry_after="none")])
+    hurried_tasks.api.play(limits=[Bucket(rate=50 / window, window=window, headers=told, retry_after="none")])
     pace = Pace((), 8, retry_floor=1000.0)
 
-    sending.drain(sending.job(pace=pace), rows(range(80)))
+    hurried_tasks.drain(hurried_tasks.job(pace=pace), rows(range(80)))
 
-    sending.prove(rows(range(80)), keyed=True)
+    hurried_tasks.prove(rows(range(80)), keyed=True)
     # whole seconds are told, so that the next window may be tried a moment too early
-    assert sending.api.stats().statuses.get(429, 0) <= 3 * 8
+    assert hurried_tasks.api.stats().statuses.get(429, 0) <= 3 * 8
 
 
 @pytest.mark.parametrize(
     ("rate", "many"), [(300, 120), pytest.param(1000, 3000, marks=pytest.mark.slow)], ids=["small", "large"]
 )
-def test_a_limit_that_is_cut_in_the_middle_loses_nothing(sending: Tasks, rate: int, many: int) -> None:
+def test_a_limit_that_is_cut_in_the_middle_loses_nothing(hurried_tasks: Tasks, rate: int, many: int) -> None:
     """Without it an API that is short of room for a while is stormed, and rows become dead letters."""
     batches = [rows(range(many), partition=partition) for partition in range(3)]
     script: dict[str, Any] = {"idempotency": KEYED}
-    sending.api.play(limits=[Bucket(rate=rate, burst=20)], **script)
-    job = sending.job(pace=Pace((RateLimit(rate, None, 1.0),), 32, share=0.85, retry_floor=50.0))
+    hurried_tasks.api.play(limits=[Bucket(rate=rate, burst=20)], **script)
+    job = hurried_tasks.job(pace=Pace((RateLimit(rate, None, 1.0),), 32, share=0.85, retry_floor=50.0))
 
-    with sending.under_way(job, *batches, after=many) as running:
-        cut = sending.api.play(limits=[Bucket(rate=0.4 * rate, burst=20, retry_after="none")], **script)
+    with hurried_tasks.under_way(job, *batches, after=many) as running:
+        cut = hurried_tasks.api.play(limits=[Bucket(rate=0.4 * rate, burst=20, retry_after="none")], **script)
         sent = running.result(120)
-    sending.drain(job, *batches)
+    hurried_tasks.drain(job, *batches)
 
     assert not sent.dead
-    sending.prove(*batches, keyed=True, limit=rate)
-    stats = sending.api.stats(since=cut)
+    hurried_tasks.prove(*batches, keyed=True, limit=rate)
+    stats = hurried_tasks.api.stats(since=cut)
     # whoever called on at the old pace would be refused three calls for two that are taken
     lowered = many >= 1000  # a pace is tried for two seconds before it is lowered further
     assert stats.statuses[429] <= (1.0 if lowered else 1.6) * stats.processed
 
 
-def test_a_slow_api_gets_no_more_calls_at_once(sending: Tasks) -> None:
+def test_a_slow_api_gets_no_more_calls_at_once(hurried_tasks: Tasks) -> None:
     """Without it an API that takes ten times as long has ten times the calls to work on."""
-    sending.api.play(latency=0.03)
-    job = sending.job(pace=Pace((), 16), http=replace(HTTP, in_flight=16))
+    hurried_tasks.api.play(latency=0.03)
+    job = hurried_tasks.job(pace=Pace((), 16), http=replace(HTTP, in_flight=16))
 
-    with sending.under_way(job, *MANY, after=60):
-        sending.api.play(latency=0.3)
-        while sending.api.stats().arrived < 120:
+    with hurried_tasks.under_way(job, *MANY, after=60):
+        hurried_tasks.api.play(latency=0.3)
+        while hurried_tasks.api.stats().arrived < 120:
             time.sleep(0.01)
-        sending.api.play(latency=0.0)
+        hurried_tasks.api.play(latency=0.0)
 
-    assert sending.api.stats().busiest <= 16
-    sending.drain(job, *MANY)
-    sending.prove(*MANY, keyed=True)
+    assert hurried_tasks.api.stats().busiest <= 16
+    hurried_tasks.drain(job, *MANY)
+    hurried_tasks.prove(*MANY, keyed=True)
 
 
-def test_constant_timeouts_do_not_make_more_calls(sending: Tasks) -> None:
+def test_constant_timeouts_do_not_make_more_calls(hurried_tasks: Tasks) -> None:
     """A constant timeout looks like a steady latency: whoever adds calls then keeps an API from its recovery."""
-    sending.api.play(latency=0.05, idempotency=KEYED)
-    job = sending.job(pace=Pace((), 16), http=replace(HTTP, read=0.4, total=0.4, in_flight=16))
+    hurried_tasks.api.play(latency=0.05, idempotency=KEYED)
+    job = hurried_tasks.job(pace=Pace((), 16), http=replace(HTTP, read=0.4, total=0.4, in_flight=16))
 
-    with sending.under_way(job, *MANY, after=60) as running:
-        silent = sending.api.play(failures=[Failure(how="silent")], idempotency=KEYED)
+    with hurried_tasks.under_way(job, *MANY, after=60) as running:
+        silent = hurried_tasks.api.play(failures=[Failure(how="silent")], idempotency=KEYED)
         sent = running.result(60)
     # each of these holds its place for 0.4 seconds
-    assert sending.api.stats(since=silent, window=0.35).highest <= 16
+    assert hurried_tasks.api.stats(since=silent, window=0.35).highest <= 16
     assert sent.counts["left"] > 0
-    sending.api.play(idempotency=KEYED)
-    sending.drain(job, *MANY)
-    sending.prove(*MANY, keyed=True)
+    hurried_tasks.api.play(idempotency=KEYED)
+    hurried_tasks.drain(job, *MANY)
+    hurried_tasks.prove(*MANY, keyed=True)
 
 
 def test_no_second_is_above_the_limit_wherever_it_begins() -> None:
@@ -170,9 +160,9 @@ def test_no_second_is_above_the_limit_wherever_it_begins() -> None:
 def test_no_second_at_a_real_api_is_above_the_limit(api: Api, lake: Lake) -> None:
     """The same in real time, from four tasks that begin and end as they like."""
     four = [rows(range(900 * partition, 900 * partition + 900), partition=partition) for partition in range(4)]
-    with tasks(api, lake) as sending:
-        sending.api.play(latency=0.034)
-        job = sending.job(pace=Pace((RateLimit(1000, None, 1.0),), 64, share=0.95), http=replace(HTTP, in_flight=32))
-        sending.drain(job, *four)
+    with run_tasks(api, lake) as tasks:
+        tasks.api.play(latency=0.034)
+        job = tasks.job(pace=Pace((RateLimit(1000, None, 1.0),), 64, share=0.95), http=replace(HTTP, in_flight=32))
+        tasks.drain(job, *four)
 
-        sending.prove(*four, keyed=True, limit=1000)
+        tasks.prove(*four, keyed=True, limit=1000)

@@ -26,7 +26,6 @@ import standardwebhooks
 import stripe
 from botocore.credentials import ReadOnlyCredentials
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from pydantic import ValidationError
 
 from router import StartError
@@ -38,7 +37,8 @@ from router_rest.logins.credentials import Credentials, make_login
 from router_rest.logins.task_login import TaskLogin
 from router_rest.templates import body_of
 from router_sinks import Rest
-from tests.rest.tasks import Tasks, changed, rows, tasks
+from tests.rest.keys import private_key_pem
+from tests.rest.tasks import Tasks, changed, rows, run_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,14 +53,6 @@ WHSEC = f"whsec_{base64.b64encode(b'a key of 24 bytes or more').decode()}"
 AWS = {"service": "es", "region": "eu-central-1", "access_key_id": "AKIDEXAMPLE", "secret_access_key": HUSH}
 
 
-@pytest.fixture
-def sending(server: Scripted, lake: Lake) -> Iterator[Tasks]:
-    """Return what runs tasks against a server of the test."""
-    api: Any = SimpleNamespace(url=server.url.removesuffix("/events"), reset=lambda: None)
-    with tasks(api, lake) as running:
-        yield running
-
-
 def fails_first(talk: Talk) -> None:
     """Answer the first request of all with 500, and every other well."""
     while talk.request() is not None:
@@ -68,13 +60,13 @@ def fails_first(talk: Talk) -> None:
 
 
 def sent(
-    sending: Tasks, server: Scripted, auth: dict[str, Any], path: str = "/events", packed: bool = True, **form: Any
+    server_tasks: Tasks, server: Scripted, auth: dict[str, Any], path: str = "/events", packed: bool = True, **form: Any
 ) -> list[Seen]:
     """Send four rows in two calls, `packed` by gzip, the first of them twice; return what arrived."""
     server.act = fails_first
-    job = sending.job(path, auth=Auth.model_validate(auth), cut=CallSize(rows=2))
+    job = server_tasks.job(path, auth=Auth.model_validate(auth), cut=CallSize(rows=2))
     body = body_of("array", "application/json", compressed=packed)
-    done = sending.run(changed(job, form=replace(job.plan.form, body=body, **form)), rows(range(4)))
+    done = server_tasks.run(changed(job, form=replace(job.plan.form, body=body, **form)), rows(range(4)))
 
     assert done.counts["delivered"] == 4
     assert len(server.seen) == 3
@@ -127,14 +119,14 @@ def verify_aws(seen: Seen, key: str = HUSH) -> str:
 
 @pytest.mark.parametrize("path", ["/events", "/_bulk?b=2&a=%C3%A4%20x*&c", "/wins/a%2Fb%20c/*"])
 def test_aws_finds_its_signature_in_what_arrives(
-    sending: Tasks, server: Scripted, monkeypatch: pytest.MonkeyPatch, path: str
+    server_tasks: Tasks, server: Scripted, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """Without it each call is answered 403; and so is one that is sent again with the time of its first attempt."""
     began = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
     times = iter([began + timedelta(seconds=at) for at in range(100)])
     monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda *_: next(times))
 
-    seen = sent(sending, server, {"sigv4": AWS}, path)
+    seen = sent(server_tasks, server, {"sigv4": AWS}, path)
 
     assert len({verify_aws(one) for one in seen}) == 3
     assert "x-amz-security-token" not in seen[0].headers
@@ -187,7 +179,7 @@ def test_a_server_of_aws_takes_what_is_signed(sqs: Any, lake: Lake, who: str) ->
     batch = rows(range(3))
     batch = batch.set_column(batch.schema.names.index("_row"), "_row", pa.array([one.encode() for one in messages]))
     api: Any = SimpleNamespace(url=url, reset=lambda: None)
-    with tasks(api, lake) as running:
+    with run_tasks(api, lake) as running:
         job = running.job(auth=sink.auth)
         form = form_of(sink)
         done = running.run(changed(job, form=replace(form, headers={**form.headers, **sink_headers(sink)})), batch)
@@ -269,9 +261,9 @@ def test_github_publishes_the_signature_of_a_text() -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
-def test_the_library_of_stripe_takes_what_arrives(sending: Tasks, server: Scripted, packed: bool) -> None:
+def test_the_library_of_stripe_takes_what_arrives(server_tasks: Tasks, server: Scripted, packed: bool) -> None:
     """Without it a receiver that verifies with that library refuses every call."""
-    for seen in sent(sending, server, {"hmac": {"preset": "stripe", "key": "whsec_hush"}}, packed=packed):
+    for seen in sent(server_tasks, server, {"hmac": {"preset": "stripe", "key": "whsec_hush"}}, packed=packed):
         header = seen.headers["stripe-signature"]
         at = int(header.split(",")[0].removeprefix("t="))
         signed = hmac.new(b"whsec_hush", f"{at}.".encode() + seen.body, "sha256").hexdigest()
@@ -281,11 +273,13 @@ def test_the_library_of_stripe_takes_what_arrives(sending: Tasks, server: Script
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
-def test_the_library_of_standard_webhooks_takes_what_arrives(sending: Tasks, server: Scripted, packed: bool) -> None:
+def test_the_library_of_standard_webhooks_takes_what_arrives(
+    server_tasks: Tasks, server: Scripted, packed: bool
+) -> None:
     """Without it a receiver refuses every call, or takes one that is sent again for another."""
     auth = {"hmac": {"preset": "standard_webhooks", "key": WHSEC}}
 
-    seen = sent(sending, server, auth, packed=packed, key_header="webhook-id", quoted=False)
+    seen = sent(server_tasks, server, auth, packed=packed, key_header="webhook-id", quoted=False)
 
     for one in seen:
         to_sign = f"{one.headers['webhook-id']}.{one.headers['webhook-timestamp']}.".encode() + one.body
@@ -299,18 +293,13 @@ def test_the_library_of_standard_webhooks_takes_what_arrives(sending: Tasks, ser
     assert len({one.headers["webhook-id"] for one in seen}) == 2
 
 
-def pem(key: Any) -> str:
-    """Return a key as a file has it."""
-    return str(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode())
-
-
 @pytest.mark.parametrize("kind", ["RS256", "ES256"])
 def test_a_jwt_is_read_by_those_who_have_the_public_key(faulty: Any, kind: str) -> None:
     """Without it there is no login at APIs that want a token which the client signs."""
     key: Any = ec.generate_private_key(ec.SECP256R1()) if kind == "ES256" else rsa.generate_private_key(65537, 2048)
     now = [1000.0]
     options = {
-        "private_key": pem(key),
+        "private_key": private_key_pem(key),
         "key_id": "k-1",
         "issuer": "router",
         "audience": "https://api.test",
@@ -332,7 +321,7 @@ def test_a_jwt_is_read_by_those_who_have_the_public_key(faulty: Any, kind: str) 
     assert jwt.get_unverified_header(tokens[0]) == {"alg": kind, "typ": "JWT", "kid": "k-1"}
     assert (tokens[0] == tokens[1], tokens[1] == tokens[2]) == (True, False)
     assert refused["version"] != given["version"]
-    assert pem(key) not in json.dumps(given["headers"])
+    assert private_key_pem(key) not in json.dumps(given["headers"])
 
 
 def test_a_key_that_signs_no_jwt_is_told_without_its_text() -> None:

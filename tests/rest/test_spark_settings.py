@@ -15,7 +15,7 @@ from router import StartError
 from router_demo.api import Api
 from router_rest.batch import IDLE_TIMEOUT_SETTINGS, KILL_SETTINGS, check_spark
 from router_rest.delivery.worker import send_task
-from tests.rest.tasks import HTTP, rows, tasks
+from tests.rest.tasks import HTTP, rows, run_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,9 +66,9 @@ def test_workers_that_may_wait_long_enough_do_not(spark: SparkSession, seconds: 
 def test_spark_hears_of_a_task_that_waits(lake: Lake) -> None:
     """Without it what a task says stays in a buffer, and Spark takes it for dead."""
     reading, writing = os.pipe()
-    with Api() as api, tasks(api, lake) as sending:
+    with Api() as api, run_tasks(api, lake) as tasks:
         api.play(latency=600)
-        job = sending.job(http=replace(HTTP, read=300.0, total=300.0))
+        job = tasks.job(http=replace(HTTP, read=300.0, total=300.0))
 
         def work() -> None:
             with os.fdopen(writing, "wb", 65536) as out:  # as Spark's worker writes

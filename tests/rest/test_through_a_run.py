@@ -25,7 +25,7 @@ from router.delta.lake import Lake
 from router.engine.stream import RunOptions, run
 from router.registry import load_registry
 from tests.rest.scripted import Scripted
-from tests.rest.tasks import hurry
+from tests.rest.tasks import shorten_outages
 from tests.rest.test_signing import AWS, HUSH, verify_aws
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     registry = load_registry()
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        hurry(patch)
+        shorten_outages(patch)
         servers = {}
         routes = []
         for name, (story, options) in STORIES.items():
@@ -297,7 +297,7 @@ def test_a_limit_of_an_hour_is_kept_over_restarts(
     api: Api, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it each restart has an hour's calls of its own, and the account is blocked."""
-    hurry(monkeypatch)
+    shorten_outages(monkeypatch)
     api.reset()
     sink = {"url": f"{api.url}/wins", "rows_per_call": 1, "limits": [{"calls": 50, "per": "hour"}]}
     routes = [{"name": "wins", "match": {"sql": "true"}, "sinks": [{"rest": sink}]}]

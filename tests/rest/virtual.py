@@ -52,6 +52,16 @@ def simulate(story: Coroutine[Any, Any, Any], at_most: float = 300) -> Any:
         loop.close()
 
 
+class ManualClock:
+    """A clock that a test sets forward: call it for the time in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 async def together(stories: Iterable[Awaitable[Any]]) -> list[Any]:
     """Run stories at the same time."""
     return await asyncio.gather(*stories)

@@ -25,7 +25,7 @@ from router.engine.outbox.detached import detached_outboxes
 from router.engine.stream import RunOptions, run
 from router.registry import Registry, load_registry
 from router_demo.api import Api, Failure
-from tests.rest.tasks import hurry
+from tests.rest.tasks import shorten_outages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,7 +60,7 @@ def until(holds: Callable[[], bool]) -> None:
 def brief_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nobody pause for longer than a second: how often a sink is tried in an outage changes nothing else."""
     monkeypatch.setattr(detached, "_LONGEST_SINK_PAUSE_SECONDS", 1.0)
-    hurry(monkeypatch)
+    shorten_outages(monkeypatch)
 
 
 @pytest.fixture(scope="module")
