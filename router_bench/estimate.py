@@ -11,7 +11,7 @@ from router.cli.documents import show_json
 from router.cli.listing import show_sentences
 from router.cli.values import parse_number, read_interval_option
 from router.engine.preflight.sizing import Load, count_tables
-from router.engine.preflight.sizing import size as compute_size
+from router.engine.preflight.sizing import size_job as compute_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

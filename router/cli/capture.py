@@ -63,8 +63,8 @@ def capture_record(
     for fields in described:
         expected = Expected(tables=None, sent=None)
         cases.append(RouteTest(name=name, records=(InputRecord(**fields),), expect=expected))
-    if path.exists() and tests.tested(path).resolve() != file.resolve():
-        raise StartError(f"{path} tests {tests.tested(path)}, and no test of {file} can stand there")
+    if path.exists() and tests.tested_configuration(path).resolve() != file.resolve():
+        raise StartError(f"{path} tests {tests.tested_configuration(path)}, and no test of {file} can stand there")
     if any(case.records == cases[-1].records for case in tests.tests):
         raise StartError(f"{path} has this record already: router test {shlex.quote(str(path))}")
 

@@ -208,7 +208,7 @@ def test(
     loaded_of_files = []
     for file, tests in zip(files, tests_of_files, strict=True):
         environ = {**os.environ, **tests.variables}
-        loaded_of_files.append(load_config(tests.tested(file), registry, environ=environ))
+        loaded_of_files.append(load_config(tests.tested_configuration(file), registry, environ=environ))
 
     cases: list[dict[str, Any]] = []
     # One session for all files; each case has a lake of its own, so that none is reached for.

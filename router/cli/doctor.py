@@ -27,11 +27,11 @@ def doctor(file: Path | None, as_json: bool, plugin_files: tuple[Path, ...]) -> 
     One line each: ok, warn or wrong, what was found, and the next step. Starts no Spark, fetches nothing, and sends no
     event; a file is written to the storage and deleted. Exit code 1: something is wrong.
     """
-    from router.engine.preflight.doctor import diagnose
+    from router.engine.preflight.doctor import diagnose_machine
 
     # Without a file, or with one that cannot be loaded, the machine is still looked at.
     config, diagnoses = _load_configuration(file, plugin_files)
-    diagnoses += diagnose(config, file.parent if file else Path())
+    diagnoses += diagnose_machine(config, file.parent if file else Path())
     if as_json:
         click.echo(json.dumps([asdict(diagnosis) for diagnosis in diagnoses], indent=2))
     else:

@@ -165,7 +165,7 @@ def tables(
     it. The statements of --grants are those of Unity Catalog, to be run in a SQL editor.
     """
     from router.engine.audit.table_states import table_states
-    from router.engine.preflight.explain import explain
+    from router.engine.preflight.explain import explain_table
 
     config = load_config(file, load_registry(plugin_files)).config
     if grants and (as_json or list_options != ListOptions()):
@@ -176,7 +176,7 @@ def tables(
         click.echo("\n".join(_grant_statements(config, patterns, catalog)))
         return
     if len(patterns) == 1 and is_name(patterns[0]) and list_options == ListOptions():
-        facts = explain(config, patterns[0])
+        facts = explain_table(config, patterns[0])
         if as_json:
             lines = [{"fact": name, "text": text} for name, text in facts]
             show_json({"name": config.name, "table": patterns[0], "facts": lines})

@@ -109,7 +109,7 @@ def test_a_configuration_with_another_ending_is_named(tmp_path: Path) -> None:
         write_case("one: 'more'", {"value": "x"}, LETTER),
     )  # fmt: skip
 
-    assert load_tests(path).tested(path) == tmp_path / "games.yml"
+    assert load_tests(path).tested_configuration(path) == tmp_path / "games.yml"
 
 
 @pytest.mark.parametrize(

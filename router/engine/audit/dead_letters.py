@@ -59,7 +59,7 @@ class DeadLetterSelection:
     since: float | None = None
     replayed: bool = False
 
-    def condition(self) -> pc.Expression:
+    def as_filter(self) -> pc.Expression:
         """Return the selection as a filter, except for `replayed`."""
         chosen = pc.scalar(True)
         if self.stages:
@@ -124,7 +124,7 @@ def groups_in(
 
     Values of samples are cut to `value_bytes`; None: they are whole.
     """
-    counted, reasons = _count(letters, selection)
+    counted, reasons = _count_groups(letters, selection)
     rows = as_rows(counted)
     rows.sort(key=lambda row: (-row["count"], row["stage"], row["route"] or "", row["sink"] or "", row["reason"] or ""))
     groups = [DeadLetterGroup(**row) for row in rows]
@@ -135,11 +135,11 @@ def groups_in(
     return groups
 
 
-def _count(letters: ds.Dataset, selection: DeadLetterSelection) -> tuple[pa.Table, pa.Array | None]:
+def _count_groups(letters: ds.Dataset, selection: DeadLetterSelection) -> tuple[pa.Table, pa.Array | None]:
     """Return the groups, and the reasons that have groups of their own; None if all have."""
     candidates = _empty_groups(letters)
     left_out = False
-    for part in _parts(letters, selection, [*_GROUP, "timestamp"], _ROWS_AT_ONCE):
+    for part in _read_parts(letters, selection, [*_GROUP, "timestamp"], _ROWS_AT_ONCE):
         counted = _count_part(part, candidates)
         if len(counted) > CANDIDATES:
             counted = _most_frequent(counted)
@@ -161,18 +161,20 @@ def _count(letters: ds.Dataset, selection: DeadLetterSelection) -> tuple[pa.Tabl
 
     # Groups that were left out may have been counted in part: count again, now with few groups.
     groups = _empty_groups(letters)
-    for part in _parts(letters, selection, [*_GROUP, "timestamp"], _ROWS_AT_ONCE):
+    for part in _read_parts(letters, selection, [*_GROUP, "timestamp"], _ROWS_AT_ONCE):
         counted = _count_part(_without_rare_reasons(part, reasons), groups)
         groups = _merge_rows(pa.concat_tables([groups, counted]))
     return groups, reasons
 
 
-def _parts(letters: ds.Dataset, selection: DeadLetterSelection, columns: list[str], rows: int) -> Iterator[pa.Table]:
+def _read_parts(
+    letters: ds.Dataset, selection: DeadLetterSelection, columns: list[str], rows: int
+) -> Iterator[pa.Table]:
     """Yield the chosen rows part by part. No column chunk is read ahead as a whole: values may be large."""
     marked = not selection.replayed and _REPLAYED in letters.schema.names  # the first replay adds the column
     reading = letters.to_batches(
         columns=[*columns, _REPLAYED] if marked else columns,
-        filter=selection.condition(),
+        filter=selection.as_filter(),
         batch_size=rows,
         batch_readahead=2,
         fragment_readahead=1,
@@ -235,9 +237,9 @@ def _add_samples(
     """Add the newest records of each group, at most so many."""
     by_group = {(group.stage, group.route, group.sink, group.reason): group.samples for group in groups}
     columns = _WHOLE_RECORD if whole else _SAMPLE
-    for part in _parts(letters, selection, [*_GROUP, *columns], SAMPLED_ROWS_AT_ONCE):
+    for part in _read_parts(letters, selection, [*_GROUP, *columns], SAMPLED_ROWS_AT_ONCE):
         with_reason = part.append_column("letter_reason", part["reason"]) if whole else part
-        rows = _newest(_without_rare_reasons(with_reason, reasons), most)
+        rows = _newest_of_groups(_without_rare_reasons(with_reason, reasons), most)
         if value_bytes is not None:
             number = rows.schema.get_field_index("value")
             rows = rows.set_column(number, "value", pc.binary_slice(rows["value"], 0, value_bytes))
@@ -246,11 +248,11 @@ def _add_samples(
             if key in by_group:
                 by_group[key].append(row)
         for samples in by_group.values():
-            samples.sort(key=_age, reverse=True)
+            samples.sort(key=_sample_age, reverse=True)
             del samples[most:]
 
 
-def _age(sample: dict[str, Any]) -> tuple[float, int]:
+def _sample_age(sample: dict[str, Any]) -> tuple[float, int]:
     time = sample["timestamp"]
     if isinstance(time, str):  # after the year 9999, or before the year 1
         seconds = -math.inf if time.startswith("-") else math.inf
@@ -259,7 +261,7 @@ def _age(sample: dict[str, Any]) -> tuple[float, int]:
     return (seconds, sample["offset"] or 0)
 
 
-def _newest(rows: pa.Table, most: int) -> pa.Table:
+def _newest_of_groups(rows: pa.Table, most: int) -> pa.Table:
     """Return the newest rows of each group, at most so many."""
     rows = rows.sort_by([("timestamp", "descending"), ("offset", "descending")])
     separated = pc.binary_join_element_wise(

@@ -45,7 +45,7 @@ class ExpectationCounts:
     trend: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)] * PERIODS)
     samples: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, period: int, events: int = 0, violated: int = 0) -> None:
+    def add_counts(self, period: int, events: int = 0, violated: int = 0) -> None:
         """Add counts of a period."""
         self.events += events
         self.violated += violated
@@ -105,14 +105,14 @@ def _add_ledger(counts: CountsByPlace, lake: Lake, config: Config) -> None:
             events = row["read_sum"] - (row["dropped_sum"] or 0)
         for (route, _), of_expectation in counts.items():
             if route == row["route"]:
-                of_expectation.add(row["period"], events=events)
+                of_expectation.add_counts(row["period"], events=events)
 
     for row in rows.filter(pc.field("violated").is_valid()).to_pylist():
         for name, violated in row["violated"]:
             # The configuration may have lost the expectation meanwhile.
             if (row["route"], name) in counts:
                 of_expectation = counts[row["route"], name]
-                of_expectation.add(row["period"], violated=violated)
+                of_expectation.add_counts(row["period"], violated=violated)
                 of_expectation.last = max(row["finished"], of_expectation.last or row["finished"])
 
 

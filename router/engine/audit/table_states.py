@@ -56,9 +56,9 @@ class TableState:
 def table_states(config: Config) -> list[TableState]:
     """Return the states of all tables of a configuration, by name."""
     overview = _Overview(config)
-    names = sorted(overview.verification.tables() | overview.merged.keys())
+    names = sorted(overview.verification.table_names() | overview.merged.keys())
     with ThreadPoolExecutor(THREADS) as pool:
-        return [state for state in pool.map(overview.state, names) if state]
+        return [state for state in pool.map(overview.find_state, names) if state]
 
 
 class _Overview:
@@ -67,7 +67,7 @@ class _Overview:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.lake, checkpoint = lake_and_checkpoint(config)
-        self.verification = Verification.of(config, pending=True)
+        self.verification = Verification.of_config(config, pending=True)
         store = CheckpointStore(checkpoint)
         notes = pending_releases(store, "blocked")
         self.blocked = {note.place.table: note.cause for note in notes}
@@ -85,12 +85,12 @@ class _Overview:
             tables = {*MergedTables(store, f"{route}/{name}").names, fixed_table(sink)} - {""}
             self.merged |= dict.fromkeys(tables, keyed)
 
-    def state(self, table: str) -> TableState | None:
+    def find_state(self, table: str) -> TableState | None:
         """Return the state of a table; None if it is not one of the router's."""
         try:
             handle = self.lake.open(table)
         except (DeltaError, OSError) as error:
-            return self._table_state(table, None, "unreadable", why=self.verification.unreadable(table, error))
+            return self._table_state(table, None, "unreadable", why=self.verification.explain_unreadable(table, error))
         if handle is None:
             recorded = self.verification.recorded
             noted = recorded.manifests.keys() | recorded.views.keys() | recorded.merged.keys()
@@ -106,7 +106,7 @@ class _Overview:
         return self._table_state(table, handle, "behind" if self._missing_rows(table, handle) else "ok")
 
     def _table_state(self, table: str, handle: DeltaTable | None, state: State, why: str = "") -> TableState:
-        engine, reason = self._committer(table, handle)
+        engine, reason = self._find_committer(table, handle)
         views = self.verification.recorded.views
         if table in views:
             view, _ = views[table]
@@ -119,7 +119,7 @@ class _Overview:
         lag = self.backlog[table] + self._missing_rows(table, handle)
         return TableState(table, state, rows, lag, engine, why or reason, self.quarantined[table])
 
-    def _committer(self, table: str, handle: DeltaTable | None) -> tuple[str, str]:
+    def _find_committer(self, table: str, handle: DeltaTable | None) -> tuple[str, str]:
         """Return who writes a table, and why."""
         if table in self.merged:
             chosen = merge_engine(handle, self.merged[table])
@@ -148,7 +148,7 @@ class _Overview:
 
     def _rows_in_ledger(self, table: str) -> int:
         recorded = self.verification.recorded
-        keys = self.verification.fixed.get(table, ())
+        keys = self.verification.fixed_targets.get(table, ())
         return sum(int(recorded.in_ledger(recorded.run, key).rows.sum()) for key in keys)
 
     def _rows_in_outboxes(self) -> Counter[str]:

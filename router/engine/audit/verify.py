@@ -87,11 +87,11 @@ class BatchRows:
         for batch in np.flatnonzero(other.rows):
             self.add(int(batch), int(other.rows[batch]))
 
-    def last(self) -> int:
+    def find_last(self) -> int:
         """Return the last batch with rows, -1 if there is none."""
         return int(np.flatnonzero(self.rows)[-1]) if self.rows.any() else -1
 
-    def differences(self, other: BatchRows, first: int, last: int) -> list[tuple[int, int, int]]:
+    def find_differences(self, other: BatchRows, first: int, last: int) -> list[tuple[int, int, int]]:
         """Return the batches, from first to last, whose rows differ: batch, rows here, rows of the other."""
         size = max(len(self.rows), len(other.rows))
         rows = np.pad(self.rows, (0, size - len(self.rows)))
@@ -127,7 +127,7 @@ class RecordedCounts:
 
         A ledger that cannot be read counts as empty.
         """
-        views, damaged_notes = _views(config, CheckpointStore(checkpoint))
+        views, damaged_notes = _read_view_notes(config, CheckpointStore(checkpoint))
         # A batch is in the ledger before it is in the checkpoint: so the checkpoint is read first.
         past = Checkpoint.read(checkpoint)
         run = past.run or ""
@@ -137,14 +137,14 @@ class RecordedCounts:
             table = lake.open(config.ledger)
             last = last_in_ledger(table, config, run)
             if table:
-                ledger, first_batches = _ledger(table, config.name)
+                ledger, first_batches = _read_ledger_rows(table, config.name)
         except (DeltaError, OSError):
             last = past.last
         if config.bronze is None:
             ledger = {place: rows for place, rows in ledger.items() if place[1] != "/bronze"}
         store = CheckpointStore(checkpoint, run)
-        manifests, damaged = _manifests(store, first_batches.get(run, 0), last + pending)
-        merged, damaged_marks = _merged(store, config, first_batches.get(run, 0), last)
+        manifests, damaged = _read_manifest_rows(store, first_batches.get(run, 0), last + pending)
+        merged, damaged_marks = _read_merged_tables(store, config, first_batches.get(run, 0), last)
         return cls(
             run=run,
             committed=past.last,
@@ -175,7 +175,7 @@ def last_in_ledger(ledger: DeltaTable | None, config: Config, run: str) -> int:
     return -1 if version is None else version
 
 
-def _ledger(table: DeltaTable, query: str) -> tuple[dict[tuple[str, str], BatchRows], dict[str, int]]:
+def _read_ledger_rows(table: DeltaTable, query: str) -> tuple[dict[tuple[str, str], BatchRows], dict[str, int]]:
     """Return the rows of a ledger by run and target key, and the first batch that it has of each run."""
     # Ledgers of earlier versions lack some of the columns.
     names = {column.name for column in table.schema().fields}
@@ -204,7 +204,9 @@ def _ledger(table: DeltaTable, query: str) -> tuple[dict[tuple[str, str], BatchR
     return dict(counts), first_batches
 
 
-def _views(config: Config, store: CheckpointStore) -> tuple[dict[str, tuple[str, ViewTarget]], dict[str, str]]:
+def _read_view_notes(
+    config: Config, store: CheckpointStore
+) -> tuple[dict[str, tuple[str, ViewTarget]], dict[str, str]]:
     """Return the tables that views have made, and what is wrong with notes that cannot be read, by path."""
     tables: dict[str, tuple[str, ViewTarget]] = {}
     damaged: dict[str, str] = {}
@@ -220,7 +222,7 @@ def _views(config: Config, store: CheckpointStore) -> tuple[dict[str, tuple[str,
     return tables, damaged
 
 
-def _manifests(
+def _read_manifest_rows(
     store: CheckpointStore, first: int, last: int
 ) -> tuple[dict[str, dict[str, dict[int, int]]], dict[str, str]]:
     """Return the rows that the manifests of some batches decided: table -> target key -> batch -> rows.
@@ -247,7 +249,7 @@ def _manifests(
     return decided, damaged
 
 
-def _merged(
+def _read_merged_tables(
     store: CheckpointStore, config: Config, first: int, last: int
 ) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
     """Return the tables that sinks have merged into: table -> target key -> the last batch of some that changed it.
@@ -322,9 +324,9 @@ def verify_tables(
     Rows that are released from the quarantine meanwhile are in their table before they are in the ledger: if a sum is
     wrong, everything is read again.
     """
-    audits = Verification.of(config, contents=contents).audits(patterns, tell)
+    audits = Verification.of_config(config, contents=contents).audit_tables(patterns, tell)
     if any(audit.sums for audit in audits):
-        return Verification.of(config, contents=contents).audits(patterns, tell)
+        return Verification.of_config(config, contents=contents).audit_tables(patterns, tell)
     return audits
 
 
@@ -338,19 +340,19 @@ class Verification:
     contents: bool = False
 
     @classmethod
-    def of(cls, config: Config, *, contents: bool = False, pending: bool = False) -> Verification:
+    def of_config(cls, config: Config, *, contents: bool = False, pending: bool = False) -> Verification:
         """Return the verification of a configuration's tables."""
         lake, checkpoint = lake_and_checkpoint(config)
         return cls(config, lake, RecordedCounts.read(config, lake, checkpoint, pending=pending), contents)
 
-    def audits(
+    def audit_tables(
         self, patterns: tuple[str, ...] = (), tell: Callable[[int, int], None] | None = None
     ) -> list[TableAudit]:
         """Return the audits of the tables that match a pattern, or of all; those of sinks follow after those of tables.
 
         A pattern that is a name is a table, whoever knows it.
         """
-        tables = sorted(self.tables())
+        tables = sorted(self.table_names())
         if patterns:
             named = filter(is_name, patterns)
             tables = sorted({*named, *(table for table in tables if matches(table, patterns))})
@@ -358,7 +360,7 @@ class Verification:
         sums: dict[tuple[str, str], BatchRows] = defaultdict(BatchRows)
         since: dict[str, int] = {}
         with ThreadPoolExecutor(THREADS) as pool:
-            for done, audit in enumerate(pool.map(self.audit, tables), start=1):
+            for done, audit in enumerate(pool.map(self.audit_table, tables), start=1):
                 if tell is not None:
                     tell(done, len(tables))
                 if audit is None:
@@ -391,13 +393,13 @@ class Verification:
             by_table[table].wrong.append(f"rows wait for it, as it cannot be written: {cause}")
         return [*audits, *without_audit]
 
-    def tables(self) -> set[str]:
+    def table_names(self) -> set[str]:
         """Return the names of all tables of the lake, and of those that the router has recorded."""
         fixed_by_views = {view.into for view in self.config.views if "{" not in view.into}
         recorded = self.recorded.manifests.keys() | self.recorded.views.keys() | self.recorded.merged.keys()
-        return {*self.lake.every_table(), *self.fixed, *recorded, *fixed_by_views}
+        return {*self.lake.every_table(), *self.fixed_targets, *recorded, *fixed_by_views}
 
-    def audit(self, table: str) -> TableAudit | None:
+    def audit_table(self, table: str) -> TableAudit | None:
         """Return the audit of a table; None if it is not one of the router's."""
         # Meanwhile maintenance may delete an old file of the log, or a repair replace the log.
         for attempt in range(_TRIES):
@@ -408,15 +410,15 @@ class Verification:
                     return self._audit_of_lost_table(audit)
                 if not self.is_own_table(table, handle):
                     return None
-                self._check(audit, handle)
+                self._check_table(audit, handle)
                 break
             # Arrow raises ValueErrors of its own, and for a year beyond 9999 among the bounds of a file.
             except (TableError, DeltaError, OSError, ValueError) as error:
                 if attempt == _TRIES - 1:
-                    audit.wrong.append(self.unreadable(table, error))
+                    audit.wrong.append(self.explain_unreadable(table, error))
         return audit
 
-    def _check(self, audit: TableAudit, handle: DeltaTable) -> None:
+    def _check_table(self, audit: TableAudit, handle: DeltaTable) -> None:
         audit.version = handle.version()
         self._read_log(audit, handle)
         self._check_transactions(audit, handle)
@@ -466,16 +468,16 @@ class Verification:
         for by_batch in recorded.manifests.get(audit.table, {}).values():
             rows += sum(by_batch.values())
             last = max(last, *by_batch)
-        for key in self.fixed.get(audit.table, ()):
+        for key in self.fixed_targets.get(audit.table, ()):
             counted = recorded.in_ledger(recorded.run, key)
             rows = max(rows, int(counted.rows.sum()))
-            last = max(last, counted.last())
+            last = max(last, counted.find_last())
         if last < 0:
             return None
         audit.wrong.append(f"it is gone: {rows:,} rows at least were committed to it, the last in batch {last}")
         return audit
 
-    def unreadable(self, table: str, error: Exception) -> str:
+    def explain_unreadable(self, table: str, error: Exception) -> str:
         """Return why a table cannot be read: which file of its log is damaged, or else the error."""
         cause = error.what if isinstance(error, TableError) else first_line(error)
         return f"it cannot be read: {log_damage(self.lake, table) or cause}"
@@ -483,7 +485,12 @@ class Verification:
     def is_own_table(self, table: str, handle: DeltaTable) -> bool:
         """Return whether the router has rows in a table."""
         recorded = self.recorded
-        if table in recorded.manifests or table in self.fixed or table in recorded.views or table in recorded.merged:
+        if (
+            table in recorded.manifests
+            or table in self.fixed_targets
+            or table in recorded.views
+            or table in recorded.merged
+        ):
             return True
         keys = self.recorded.keys | {f"{route}/{name}" for route, name, _ in self.config.all_sinks()}
         for run in self.recorded.runs:
@@ -499,7 +506,7 @@ class Verification:
         return False
 
     @cached_property
-    def fixed(self) -> dict[str, set[str]]:
+    def fixed_targets(self) -> dict[str, set[str]]:
         """Return the tables that the configuration names, and the keys of the targets whose rows they have."""
         config = self.config
         keys: dict[str, set[str]] = defaultdict(set)
@@ -519,7 +526,7 @@ class Verification:
         return keys
 
     @cached_property
-    def _outboxes(self) -> set[str]:
+    def _outbox_keys(self) -> set[str]:
         """Return the keys of sinks whose rows the ledger counts in an outbox, not in the table of a merge."""
         return {f"{route}/{name}" for route, name, sink in self.config.all_sinks() if not isinstance(sink, TableSink)}
 
@@ -539,21 +546,21 @@ class Verification:
                 others = []
             elif committed := next(committed_rows(self.config.name, audit.table, commit), None):
                 transaction_id, batch = committed
-                self._count(audit, transaction_id, batch, commit.rows, log_is_complete=log_is_complete)
+                self._count_commit(audit, transaction_id, batch, commit.rows, log_is_complete=log_is_complete)
             elif not is_own_commit(self.config.name, commit) and not self._is_of_other_query(audit.table, commit):
                 others.append(commit)
         if not log_is_complete:
             self._note_missing_commits(audit, handle)
         if not audit.table.startswith(OWN_LAYERS):
-            audit.others = _some(describe_commits(self.lake, audit.table, versions, others), "commits of others")
+            audit.others = _first_texts(describe_commits(self.lake, audit.table, versions, others), "commits of others")
 
-    def _count(
+    def _count_commit(
         self, audit: TableAudit, transaction_id: TransactionId, batch: int, rows: int, *, log_is_complete: bool
     ) -> None:
         """Count the rows of one of the router's commits."""
         run = transaction_id.run
         key = counted_as(transaction_id)
-        if key not in self._outboxes or audit.table.startswith(OUTBOX):
+        if key not in self._outbox_keys or audit.table.startswith(OUTBOX):
             by_batch = audit.counted.setdefault((run, key), {})
             by_batch[batch] = by_batch.get(batch, 0) + rows
         # The first commit in the log. Bronze may be younger than the ledger, even if its log is complete.
@@ -604,9 +611,9 @@ class Verification:
         """Compare the last batch of each sink in a table with what was committed to it."""
         recorded = self.recorded
         last_batches = {key: max(by_batch) for key, by_batch in recorded.manifests.get(audit.table, {}).items()}
-        for key in self.fixed.get(audit.table, ()):
+        for key in self.fixed_targets.get(audit.table, ()):
             if (recorded.run, key) in recorded.ledger:
-                last = min(recorded.in_ledger(recorded.run, key).last(), recorded.last)
+                last = min(recorded.in_ledger(recorded.run, key).find_last(), recorded.last)
                 last_batches[key] = max(last_batches.get(key, -1), last)
         # A table whose transaction ids expire may have forgotten that of a merge.
         if EXPIRES not in handle.metadata().configuration:
@@ -614,10 +621,10 @@ class Verification:
         for key, batch in sorted(last_batches.items()):
             version = handle.transaction_version(self._app_id(key, audit.table))
             if version is None and batch >= 0:
-                problem = f"of {named(key)} it has nothing, and batch {batch} was committed to it"
+                problem = f"of {target_text(key)} it has nothing, and batch {batch} was committed to it"
                 audit.wrong.append(f"{problem}: another table stands in its place")
             elif version is not None and version < batch:
-                problem = f"of {named(key)} it has batch {version}, and batch {batch} was committed to it"
+                problem = f"of {target_text(key)} it has batch {version}, and batch {batch} was committed to it"
                 audit.wrong.append(f"{problem}: it was put back from an older copy")
             else:
                 self._check_ledger_end(audit, key, version)
@@ -637,7 +644,7 @@ class Verification:
         with suppress(DeltaError, OSError):
             last = last_in_ledger(self.lake.open(self.config.ledger), self.config, self.recorded.run)
         if version > last + 1:
-            problem = f"of {named(key)} it has batch {version}, and the ledger ends with batch {last}"
+            problem = f"of {target_text(key)} it has batch {version}, and the ledger ends with batch {last}"
             audit.wrong.append(f"{problem}: ledger or checkpoint were put back from an older copy")
 
     def _app_id(self, key: str, table: str) -> str:
@@ -652,9 +659,9 @@ class Verification:
             for batch, rows in sorted(by_batch.items()):
                 rows_in_log = counted.get(batch, 0)
                 if batch >= first and rows_in_log != rows:
-                    problem = f"batch {batch} of {named(key)} has {rows_in_log:,} rows in its log"
+                    problem = f"batch {batch} of {target_text(key)} has {rows_in_log:,} rows in its log"
                     wrong.append(f"{problem}, {rows:,} in its manifest")
-        audit.wrong += _some(wrong, "batches")
+        audit.wrong += _first_texts(wrong, "batches")
 
     def _check_files(self, audit: TableAudit, handle: DeltaTable) -> None:
         actions: Any = pa.table(handle.get_add_actions(flatten=True))
@@ -671,7 +678,7 @@ class Verification:
                 return
             faults = self._faults_of_files(table, pa.table(handle.get_add_actions(flatten=True)))
         except (DeltaError, OSError) as error:
-            faults = [self.unreadable(table, error)]
+            faults = [self.explain_unreadable(table, error)]
         audit.wrong += [f"its remembered deletions in {self.lake.address(table)}: {fault}" for fault in faults]
 
     def _faults_of_files(self, table: str, actions: pa.Table) -> list[str]:
@@ -704,11 +711,11 @@ class Verification:
                         refused += [f"{path}: {reason}"] if reason else []
         faults = []
         if missing:
-            faults.append(f"{_files_are(missing)} missing: {_first(missing)}")
+            faults.append(f"{_files_are(missing)} missing: {_first_names(missing)}")
         if damaged:
-            faults.append(f"{_files_are(damaged)} damaged: {_first(damaged)}")
+            faults.append(f"{_files_are(damaged)} damaged: {_first_names(damaged)}")
         if refused:
-            faults.append(f"{_files_are(refused)} refused by readers: {_first(refused)}")
+            faults.append(f"{_files_are(refused)} refused by readers: {_first_names(refused)}")
         return faults
 
     def _refused_value(self, table: str, path: str, columns: set[str] | None, rows: int | None) -> str:
@@ -734,7 +741,7 @@ class Verification:
     @cached_property
     def _raw_tables(self) -> frozenset[str]:
         """Return the tables that have records as they came."""
-        raw = {table for table, keys in self.fixed.items() if keys & {"/bronze", "/dead_letters"}}
+        raw = {table for table, keys in self.fixed_targets.items() if keys & {"/bronze", "/dead_letters"}}
         of_topics = {table for table, by_key in self.recorded.manifests.items() if "/bronze" in by_key}
         return frozenset(raw | of_topics)
 
@@ -758,16 +765,16 @@ class Verification:
             in_tables = BatchRows()
             for name in (key, *[f"{release}/{key}" for release in RELEASES]):
                 in_tables.extend(sums.get((run, name), BatchRows()))
-            differences = in_ledger.differences(in_tables, first, last)
+            differences = in_ledger.find_differences(in_tables, first, last)
             if not differences or broken & self._tables_of(key):
                 continue
             texts = [f"batch {batch}: {rows:,} in the ledger, {there:,} there" for batch, rows, there in differences]
-            problem = f"the rows of its tables are not those of the ledger: {'; '.join(_some(texts, 'batches'))}"
-            yield TableAudit(named(key), [problem], sums=True)
+            problem = f"the rows of its tables are not those of the ledger: {'; '.join(_first_texts(texts, 'batches'))}"
+            yield TableAudit(target_text(key), [problem], sums=True)
 
     def _tables_of(self, key: str) -> set[str]:
         """Return the tables that have rows of a target, by the configuration and the manifests."""
-        fixed = {table for table, keys in self.fixed.items() if key in keys}
+        fixed = {table for table, keys in self.fixed_targets.items() if key in keys}
         decided = {table for table, by_key in self.recorded.manifests.items() if key in by_key}
         return fixed | decided
 
@@ -778,7 +785,7 @@ SHARED: frozenset[IdKind] = frozenset({
 """Kinds of transaction ids with which any query writes the ledger and dead letters."""
 
 
-def named(key: str) -> str:
+def target_text(key: str) -> str:
     """Return a target key as text."""
     return key.removeprefix("/")
 
@@ -858,14 +865,14 @@ def _doubtful_columns(actions: pa.Table) -> dict[str, set[str]]:
     return doubtful
 
 
-def _some(texts: list[str], noun: str) -> list[str]:
+def _first_texts(texts: list[str], noun: str) -> list[str]:
     more = len(texts) - _SHOWN
     if more <= 0:
         return texts
     return [*texts[:_SHOWN], f"and {more:,} more {noun}"]
 
 
-def _first(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
     return ", ".join([*names[:_SHOWN], "..."] if len(names) > _SHOWN else names)
 
 

@@ -61,8 +61,8 @@ def check_plan(loaded: Loaded, registry: Registry, spark: SparkSession | None = 
     """
     session = spark or build_session(loaded.config)
     problems: list[Problem] = []
-    stages, targets = _analyse(loaded, session, LearntSchemas(), problems)
-    views = [*_views(loaded, session, targets, problems)]
+    stages, targets = _analyse_config(loaded, session, LearntSchemas(), problems)
+    views = [*_check_views(loaded, session, targets, problems)]
     if problems or stages is None:
         raise ConfigError(sort_problems(problems))
     return "\n".join((stages_in_words(stages), *views, *_missing_folder(loaded, session)))
@@ -77,7 +77,7 @@ def check_lake(loaded: Loaded, spark: SparkSession | None = None) -> list[Change
     lake, checkpoint = lake_and_checkpoint(loaded.config)
     store = CheckpointStore(checkpoint)
     problems: list[Problem] = []
-    stages, _ = _analyse(loaded, session, CopiedSchemas(store), problems)
+    stages, _ = _analyse_config(loaded, session, CopiedSchemas(store), problems)
     if problems or stages is None:
         raise ConfigError(sort_problems(problems))
     changes = LakeChanges(loaded.config, TableCache(lake), checkpoint)
@@ -85,7 +85,7 @@ def check_lake(loaded: Loaded, spark: SparkSession | None = None) -> list[Change
     return [*changes.all_but_views(stages.labelling.layout), *changes_of_views]
 
 
-def _analyse(
+def _analyse_config(
     loaded: Loaded, session: SparkSession, memory: LearntSchemas, problems: list[Problem]
 ) -> tuple[Stages | None, dict[str, Target]]:
     """Return the stages in which a batch will run, and the targets of sinks; None, and further problems, if it cannot.
@@ -113,14 +113,14 @@ def _analyse(
         return None, {}
     decoded, faults = _with_lookups(config, session, decoded)
     unknown = {*config.lookups_by_name()} - {*decoded.columns}
-    for place, fault in _faults(config, decoded):
+    for place, fault in _find_expression_faults(config, decoded):
         # The columns of a table that cannot be loaded are unknown, and no mistake.
         if not any(f"with name `{name}`" in fault for name in unknown):
             faults.append((place, fault))
 
     targets: dict[str, Target] = {}
 
-    def plan(config: Config) -> Stages:
+    def plan_stages(config: Config) -> Stages:
         planned = Planner(config, config.decode, memory=memory, quiet=True, at_start=True).plan_batch(raw)
         targets.update({target.key: target for target in planned.layout.targets})
         open_sinks(config, session, preparation.folder, memory, trial=True)
@@ -128,11 +128,11 @@ def _analyse(
 
     if not faults:
         try:
-            return plan(config), targets
+            return plan_stages(config), targets
         except (AnalysisException, RouterError, OSError) as error:
-            faults += _faults_of_sinks(config, plan, []) or [(("routes",), _first_line(error))]
+            faults += _faults_of_sinks(config, plan_stages, []) or [(("routes",), _first_line(error))]
     else:
-        faults += _faults_of_sinks(config, plan, [place for place, _ in faults])
+        faults += _faults_of_sinks(config, plan_stages, [place for place, _ in faults])
     problems += [loaded.problem_at(place, fault) for place, fault in faults]
     return None, targets
 
@@ -171,7 +171,7 @@ def _missing_folder(loaded: Loaded, session: SparkSession) -> Iterator[str]:
         yield f"a run is refused here: {error}"
 
 
-def _views(
+def _check_views(
     loaded: Loaded, session: SparkSession, targets: Mapping[str, Target], problems: list[Problem]
 ) -> Iterator[str]:
     """Yield how each view follows its sources, as they will be; add the problems of those that cannot."""
@@ -242,10 +242,10 @@ def _place_of_lookup(config: Config, name: str) -> _Place:
     return ("routes", 0, "lookup", 0)
 
 
-def _faults(config: Config, frame: DataFrame) -> Iterator[tuple[_Place, str]]:
+def _find_expression_faults(config: Config, frame: DataFrame) -> Iterator[tuple[_Place, str]]:
     """Yield the places of expressions and options that Spark, or a table, cannot take, each with the reason."""
     for number, expectation in enumerate(config.bronze.expect if config.bronze else ()):
-        if fault := _fault(frame, partial(F.expr, expectation.sql), condition=True):
+        if fault := _expression_fault(frame, partial(F.expr, expectation.sql), condition=True):
             yield ("bronze", "expect", number, "sql"), fault
     for index, route in enumerate(config.routes):
         for place, fault in _faults_of_route(RoutePlanner(index, route), frame):
@@ -258,11 +258,11 @@ def _faults_of_route(planner: RoutePlanner, frame: DataFrame) -> Iterator[tuple[
     for reason in _faults_of_rules(planner, frame):
         yield ("match",), reason
     for number, check in enumerate(route.expect):
-        if fault := _fault(frame, partial(F.expr, check.sql), condition=True):
+        if fault := _expression_fault(frame, partial(F.expr, check.sql), condition=True):
             yield ("expect", number, "sql"), fault
     select = []
     for number, sql in enumerate(route.select):
-        if fault := _fault(frame, partial(F.expr, sql)):
+        if fault := _expression_fault(frame, partial(F.expr, sql)):
             yield ("select", number), fault
             # For the sinks a text stands for it: that one can be a key, and be ordered by.
             if name := re.search(r"(?:\bAS\s+|^[\w.]+\.)`?(\w+)`?\s*$", sql, re.IGNORECASE):
@@ -286,7 +286,7 @@ def _faults_of_rules(planner: RoutePlanner, frame: DataFrame) -> Iterator[str]:
         made = [partial(call_part, rule, "matches", Column, route=planner.route.name)]
         # Spark would take a text in them for true or false.
         made += [partial(F.expr, getattr(rule, option)) for option, kind in rule.texts.items() if kind == "sql"]
-        if fault := next(filter(None, (_fault(frame, make, condition=True) for make in made)), None):
+        if fault := next(filter(None, (_expression_fault(frame, make, condition=True) for make in made)), None):
             faulty.add(id(rule))
             yield fault
 
@@ -302,12 +302,12 @@ def _faults_of_sink(planner: RoutePlanner, frame: DataFrame, sink: Sink) -> Iter
         return
     yield from (("table", fault) for _, fault in planner.name_faults(frame, planner.row_type(frame)))
     for column in planner.table_columns().values():
-        if fault := _fault(planner.frame_for_names(frame), partial(F.coalesce, column)):
+        if fault := _expression_fault(planner.frame_for_names(frame), partial(F.coalesce, column)):
             yield "table", fault
     yield from planner.sink_faults(frame, sink)
 
 
-def _fault(frame: DataFrame, make: Callable[[], Column], *, condition: bool = False) -> str | None:
+def _expression_fault(frame: DataFrame, make: Callable[[], Column], *, condition: bool = False) -> str | None:
     try:
         # Beside a column no expression can be an aggregate, and inside a struct none can make several rows.
         made = frame.select("event", F.struct(F.lit(0), make()).alias("made")).schema["made"].dataType

@@ -75,7 +75,7 @@ class Diagnosis:
     todo: str = ""
 
 
-def diagnose(config: Config | None = None, folder: Path = Path()) -> Iterator[Diagnosis]:
+def diagnose_machine(config: Config | None = None, folder: Path = Path()) -> Iterator[Diagnosis]:
     """Yield a line about each thing of this machine, and of the lake and servers that a configuration uses.
 
     `folder` is the configuration's.
@@ -152,7 +152,7 @@ def can_fetch_jars(settings: Mapping[str, str]) -> bool:
     has_repository = "spark.jars.ivySettings" in settings or "spark.jars.repositories" in settings
     if has_repository or "proxyHost" in java_options:
         return True
-    return connect(Server("jars", f"{REPOSITORY}:443")).state == "ok"
+    return try_connecting(Server("jars", f"{REPOSITORY}:443")).state == "ok"
 
 
 def diagnose_extras(config: Config) -> Iterator[Diagnosis]:
@@ -298,7 +298,7 @@ def diagnose_servers(config: Config, folder: Path) -> Iterator[Diagnosis]:
     yield diagnose_clocks(skews)
 
 
-def connect(server: Server) -> Diagnosis:
+def try_connecting(server: Server) -> Diagnosis:
     """Look whether a server takes connections."""
     host, _, port = server.address.rpartition(":")
     try:
@@ -315,7 +315,7 @@ def ask_server(server: Server) -> tuple[Diagnosis, float | None]:
     With a server that does not speak HTTP only a connection is made.
     """
     if not server.address.startswith(("http://", "https://")):
-        return connect(server), None
+        return try_connecting(server), None
     import requests  # noqa: PLC0415 - slow to import
 
     parts = urlsplit(server.address)
@@ -365,7 +365,7 @@ def diagnose_clocks(skews: Mapping[str, float]) -> Diagnosis:
 
 def diagnose_kafka(kafka: KafkaSource) -> tuple[list[Diagnosis], float | None]:
     """Look at the brokers of the source and its topics; return also how far its newest record is in the future."""
-    diagnoses = [connect(Server("broker", server.strip())) for server in kafka.servers.split(",")]
+    diagnoses = [try_connecting(Server("broker", server.strip())) for server in kafka.servers.split(",")]
     if all(diagnosis.state != "ok" for diagnosis in diagnoses):
         return diagnoses, None
     # Spark's client logs in by options of its own, which the client used here does not have.

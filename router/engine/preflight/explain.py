@@ -51,11 +51,11 @@ class WritingSink:
     batch: int | None
 
 
-def explain(config: Config, table: str) -> list[tuple[str, str]]:
+def explain_table(config: Config, table: str) -> list[tuple[str, str]]:
     """Return the explanation as (name, text) lines. Raises TableError if neither lake nor sinks know the table."""
     lake, checkpoint = lake_and_checkpoint(config)
     handle = lake.open(table)
-    writers = list(_writers(config, table, handle, Checkpoint.read(checkpoint).run))
+    writers = list(_find_writing_sinks(config, table, handle, Checkpoint.read(checkpoint).run))
     system_lines = list(_system_table(config, table))
     if handle is None and not writers and not system_lines:
         raise TableError(table, f"it is not in {lake.root}, and no sink of {config.name} has it as its one table")
@@ -63,17 +63,17 @@ def explain(config: Config, table: str) -> list[tuple[str, str]]:
     if handle is None:
         lines.append(("rows", "none: it is made with the first of them"))
     else:
-        lines += _content(lake, table, handle)
+        lines += _describe_content(lake, table, handle)
     lines += system_lines
     for writer in writers:
-        lines += _writer(config, writer, handle)
+        lines += _describe_writer(config, writer, handle)
         backlog = waiting_places(config, CheckpointStore(checkpoint)).get(f"{writer.place}/{table}")
         if backlog is not None and backlog.rows:
             lines.append(("backlog", f"{backlog.rows} rows: {backlog.why}"))
     return lines
 
 
-def _content(lake: Lake, table: str, handle: DeltaTable) -> Lines:
+def _describe_content(lake: Lake, table: str, handle: DeltaTable) -> Lines:
     """Yield what a table holds, from its log: rows, bytes, comment, features, partitions and properties."""
     files: Any = pa.table(handle.get_add_actions())
     row_counts = files.column("num_records")
@@ -110,7 +110,9 @@ def _system_table(config: Config, table: str) -> Lines:
         yield "written by", "`ledger`: the counts"
 
 
-def _writers(config: Config, table: str, handle: DeltaTable | None, run: str | None) -> Iterator[WritingSink]:
+def _find_writing_sinks(
+    config: Config, table: str, handle: DeltaTable | None, run: str | None
+) -> Iterator[WritingSink]:
     """Yield the sinks whose one table it is, and those whose transaction ids it has."""
     for route, name, sink in config.all_sinks():
         place = f"{route}/{name}"
@@ -140,16 +142,16 @@ def written_tables(config: Config) -> Iterator[WrittenTable]:
             handle = lake.open(table)
         except (DeltaError, OSError):
             continue
-        writers = [writer for writer in _writers(config, table, handle, run) if writer.batch is not None]
+        writers = [writer for writer in _find_writing_sinks(config, table, handle, run) if writer.batch is not None]
         if handle is None or not writers:
             continue
         counts: Any = pa.table(handle.get_add_actions()).column("num_records")
         rows = sum(counts.drop_null().to_pylist())
         for writer in writers:
-            yield WrittenTable(table, writer.place, rows, _committer(config, writer.sink, handle))
+            yield WrittenTable(table, writer.place, rows, _committer_of_sink(config, writer.sink, handle))
 
 
-def _committer(config: Config, sink: Sink, handle: DeltaTable) -> Committer:
+def _committer_of_sink(config: Config, sink: Sink, handle: DeltaTable) -> Committer:
     """Return what commits the next rows of a sink to a table."""
     only_spark = config.commit == "spark"
     if isinstance(sink, MergingSink):
@@ -170,7 +172,7 @@ def fixed_table(sink: Sink) -> str:
     return table if isinstance(table, str) else ""
 
 
-def _writer(config: Config, writer: WritingSink, handle: DeltaTable | None) -> Lines:
+def _describe_writer(config: Config, writer: WritingSink, handle: DeltaTable | None) -> Lines:
     """Yield when a sink has last written the table, and with which engine it does."""
     only_spark = config.commit == "spark"
     route, sink_name = config.shown_names(*writer.place.split("/", 1))

@@ -133,7 +133,7 @@ class LakeChanges:
         return self.tables.lake
 
     @cached_property
-    def _places(self) -> dict[str, tuple[str | int, ...]]:
+    def _sink_places(self) -> dict[str, tuple[str | int, ...]]:
         """Return where each sink (`route/sink`, as its ids go by) stands in the configuration."""
         places: dict[str, tuple[str | int, ...]] = {}
         for index, route in enumerate(self.config.routes):
@@ -149,7 +149,7 @@ class LakeChanges:
     def all_but_views(self, layout: Layout) -> list[Change]:
         """Return all changes but those of views; `layout` is that of the next batch."""
         changes = [
-            *self.refusals(),
+            *self.find_refusals(),
             *self.first_start(),
             *self.lost_names(),
             *self.unknown_names(),
@@ -163,7 +163,7 @@ class LakeChanges:
 
     # The query as a whole
 
-    def refusals(self) -> Iterator[Change]:
+    def find_refusals(self) -> Iterator[Change]:
         """Yield why a start would refuse to continue with this checkpoint, source and lake."""
         config = self.config
         checks: tuple[tuple[tuple[str, ...], Callable[[], None]], ...] = (
@@ -205,17 +205,17 @@ class LakeChanges:
         manifest = self.store.read_manifest(newest) if newest >= 0 else None
         if manifest is None:
             return
-        for key in sorted({*self._places} - {*manifest.targets}):
-            yield Change("safe", self._places[key], f"{key} is new: it gets records from the next one on")
-        for key in sorted({*manifest.targets} - {*self._places}):
+        for key in sorted({*self._sink_places} - {*manifest.targets}):
+            yield Change("safe", self._sink_places[key], f"{key} is new: it gets records from the next one on")
+        for key in sorted({*manifest.targets} - {*self._sink_places}):
             route, _, sink = key.partition("/")
-            if not self._waiting(route, sink):
+            if not self._count_waiting(route, sink):
                 sentence = f"{key} is gone, or has another name; no rows wait for it, and it gets none from now on"
                 yield Change("safe", self._place_of_route(route), sentence)
 
     def lost_names(self) -> Iterator[Change]:
         """Yield the routes and sinks that ran under a former name (`was`), and have another one by now."""
-        now = identities(self.config)
+        now = id_names(self.config)
         for shown, former in sorted(self.store.read_note().identities.items()):
             if now.get(shown, former) == former:
                 continue
@@ -258,7 +258,7 @@ class LakeChanges:
         """
         accepted = self.store.read_note().gone_sinks
         for route, sink in sorted(self.former_sinks()):
-            waiting = self._waiting(route, sink)
+            waiting = self._count_waiting(route, sink)
             if not waiting:
                 continue
             key = f"{route}/{sink}"
@@ -314,7 +314,7 @@ class LakeChanges:
             return {}
         rows: dict[tuple[str, str], int] = {}
         for commit in manifest.commits:
-            if commit.table.startswith(OUTBOX) and commit.target not in self._places:
+            if commit.table.startswith(OUTBOX) and commit.target not in self._sink_places:
                 route, _, sink = commit.target.partition("/")
                 rows[route, sink] = rows.get((route, sink), 0) + commit.rows
         return rows
@@ -332,13 +332,13 @@ class LakeChanges:
         table = self.tables.open_tables([self.config.ledger])[self.config.ledger]
         return ledger.last_batch(table, self.config.name, self.store.run)
 
-    def _waiting(self, route: str, sink: str) -> WaitingRows:
+    def _count_waiting(self, route: str, sink: str) -> WaitingRows:
         counts = self._totals.get((route, sink), {})
         backlog = BacklogStore(self.store, f"{route}/{sink}").read_now()
         return WaitingRows(
             outbox=max(counts.get("backlog", 0), sum(of_table.rows for of_table in backlog.values())),
             parked=max(counts.get("parked", 0), 0),
-            quarantined=self._quarantined(route, sink),
+            quarantined=self._count_quarantined(route, sink),
             cut_off=self._cut_off.get((route, sink), 0),
         )
 
@@ -346,7 +346,7 @@ class LakeChanges:
     def _totals(self) -> dict[tuple[str | None, str | None], dict[str, int]]:
         return ledger.read_totals(self.config)
 
-    def _quarantined(self, route: str, sink: str) -> int:
+    def _count_quarantined(self, route: str, sink: str) -> int:
         table = quarantine_of(self.config.name, route, sink)
         try:
             handle = self._lake.open(table)
@@ -361,7 +361,7 @@ class LakeChanges:
     def changed_keys(self) -> Iterator[Change]:
         """Yield the tables that were merged by other keys, in another order, or with a history and now without."""
         for key, error in changed_keys(self.tables, self.store, self.config):
-            yield Change("refused", self._places[key], str(error))
+            yield Change("refused", self._sink_places[key], str(error))
 
     # Tables
 
@@ -374,7 +374,7 @@ class LakeChanges:
             if not writers or writers & self._sinks_named_by_rows:
                 continue
             sentence = f"{table} is not written any more ({', '.join(sorted(writers))} did), and stays as it is"
-            readers = sorted(self._readers(table))
+            readers = sorted(self._find_readers(table))
             if not readers:
                 yield Change("safe", ("routes",), sentence)
                 continue
@@ -384,7 +384,7 @@ class LakeChanges:
     def _written_lately(self) -> set[str]:
         """Return the tables of the newest batches, and those that sinks have merged into."""
         tables = tables_of_newest_batches(self.store, _BATCHES)
-        for key, place in self._places.items():
+        for key, place in self._sink_places.items():
             sink = self.config.routes[int(place[1])].sinks[int(place[3])]
             if isinstance(sink, MergingSink):
                 tables |= MergedTables(self.store, key).names
@@ -417,7 +417,7 @@ class LakeChanges:
 
     def _former_writers(self, table: str) -> set[str]:
         """Return the sinks and views of the query that a table's last commits are of; none if it cannot be read."""
-        return {writer for name in self._last_ids(table) for writer in self._writer(table, name)}
+        return {writer for name in self._last_ids(table) for writer in self._writer_of_transaction(table, name)}
 
     def _last_ids(self, table: str) -> set[str]:
         """Return the transaction ids of a table's last commits; none if it cannot be read."""
@@ -427,7 +427,7 @@ class LakeChanges:
         except TableError:
             return set()
 
-    def _writer(self, table: str, app_id: str) -> set[str]:
+    def _writer_of_transaction(self, table: str, app_id: str) -> set[str]:
         """Return the sink or view that a transaction id names as a writer of a table, if it is of this query."""
         written = parse_transaction_id(app_id)
         if written is None or written.query_name != self.config.name or written.table != table:
@@ -440,7 +440,7 @@ class LakeChanges:
             return {written.kind}
         return set()
 
-    def _readers(self, table: str) -> Iterator[str]:
+    def _find_readers(self, table: str) -> Iterator[str]:
         """Yield the views and lookups that read a table, by what its name tells."""
         sources = ViewTables(self.config, self._lake, self.tables)
         for view in self.config.views:
@@ -470,7 +470,7 @@ class LakeChanges:
     def _tables_of(self, target: Target, *, named_by_rows: bool) -> set[str]:
         """Return the tables that rows of a target go into; of a merging sink also those behind its outbox."""
         tables = {target.table} if target.table else set()
-        place = self._places[target.key]
+        place = self._sink_places[target.key]
         sink = self.config.routes[int(place[1])].sinks[int(place[3])]
         if not isinstance(sink, LakeSink):
             return tables
@@ -491,13 +491,13 @@ class LakeChanges:
 
     def _type_changes(self, target: Target, table: str, columns: pa.Schema) -> Iterator[Change]:
         difference = compare_schemas(columns, target.schema)
-        place = self._places[target.key]
+        place = self._sink_places[target.key]
         for conflict in difference.conflicts.values():
             sentence = f"{table}: {conflict}: a row whose value cannot become that is a dead letter"
             yield Change("to do", place, sentence, "cast it in `select`, or give the sink another table")
         # An outbox belongs to the router, and always grows.
         if not target.outbox:
-            yield from _growth(target, table, difference, place)
+            yield from _describe_growth(target, table, difference, place)
 
     # Views
 
@@ -529,7 +529,9 @@ class LakeChanges:
                 yield Change("safe", place, f"view {view.name} is computed in full every time: {plan.why}")
 
 
-def _growth(target: Target, table: str, difference: SchemaDiff, place: tuple[str | int, ...]) -> Iterator[Change]:
+def _describe_growth(
+    target: Target, table: str, difference: SchemaDiff, place: tuple[str | int, ...]
+) -> Iterator[Change]:
     """Yield what becomes of new and wider columns, by the `evolution` of the sink."""
     new = ", ".join(column.name for column in difference.added)
     wider = ", ".join(column.name for column in difference.widened)
@@ -555,7 +557,7 @@ def _growth(target: Target, table: str, difference: SchemaDiff, place: tuple[str
         yield Change("safe", place, f"{table} {lacks}: it grows with the first row that has a value for it")
 
 
-def identities(config: Config) -> dict[str, str]:
+def id_names(config: Config) -> dict[str, str]:
     """Return the names that the ids of routes and sinks go by, by the names that people see.
 
     A sink's stand behind the name that the ids of its route go by: `route/sink`.
@@ -588,7 +590,7 @@ def refuse_changes(changes: LakeChanges, accept: Accepted) -> None:
     refused = [str(change) for change in noticed if change.severity == "refused"]
     if refused:
         raise StartError(f"{config.name}: {'. '.join(refused)}")
-    renamed = {shown: identity for shown, identity in identities(config).items() if shown != identity}
+    renamed = {shown: identity for shown, identity in id_names(config).items() if shown != identity}
     # A route that is put back after some starts without it has its former name still.
     noted = store.read_note().identities
     if {**noted, **renamed} != noted:

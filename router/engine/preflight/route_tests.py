@@ -83,7 +83,7 @@ class InputRecord(Model):
 
     @field_validator("base64")
     @classmethod
-    def _readable(cls, text: str | None) -> str | None:
+    def _refuse_bad_base64(cls, text: str | None) -> str | None:
         try:
             base64.b64decode(text or "", validate=True)
         except binascii.Error as error:
@@ -172,7 +172,7 @@ class RouteTests(Model):
     )
     tests: tuple[RouteTest, ...] = Field(min_length=1)
 
-    def tested(self, path: Path) -> Path:
+    def tested_configuration(self, path: Path) -> Path:
         """Return the configuration that the file at `path` tests; raise ConfigError if its name does not tell."""
         if self.configuration:
             return path.parent / self.configuration
@@ -259,8 +259,10 @@ def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterato
             }
             try:
                 records = _table_of_records(case.records, decoder, folder)
-                faults = tuple(_faults(loaded.config.model_copy(update=changes), case, records, spark, folder))
-                letters = _rows(Lake.at(f"{place}/lake"), loaded.config.dead_letters)
+                faults = tuple(
+                    _find_differences(loaded.config.model_copy(update=changes), case, records, spark, folder)
+                )
+                letters = _read_rows(Lake.at(f"{place}/lake"), loaded.config.dead_letters)
             except _UnwritableError as error:
                 faults = (str(error),)
             except ViewError as error:
@@ -286,7 +288,9 @@ class _UnwritableError(ValueError):
     """A record of a case that cannot be written."""
 
 
-def _faults(config: Config, case: RouteTest, records: pa.Table, spark: SparkSession, folder: Path) -> Iterator[str]:
+def _find_differences(
+    config: Config, case: RouteTest, records: pa.Table, spark: SparkSession, folder: Path
+) -> Iterator[str]:
     """Process one batch of records, and yield what differs from what the case expects."""
     lake = Lake.at(config.lake)
     store = CheckpointStore(Lake.at(config.checkpoint_path()), RUN)
@@ -327,7 +331,7 @@ def _faults(config: Config, case: RouteTest, records: pa.Table, spark: SparkSess
             yield f"{key}: there is no such sink to answer, or it does not say what it would send"
     if case.expect.sent is not None:
         yield from _sent_faults(case.expect.sent, sent)
-    yield from _dead_letter_faults(case.expect.dead_letters, _rows(lake, config.dead_letters))
+    yield from _dead_letter_faults(case.expect.dead_letters, _read_rows(lake, config.dead_letters))
 
 
 def _sent_faults(
@@ -348,7 +352,7 @@ def _table_of_records(records: Sequence[InputRecord], decoder: Decoder, folder: 
         partition = (record.topic, record.partition)
         value = record.content
         if record.event is not None:
-            value = _encode(number, record, decoder, folder)
+            value = _encode_record(number, record, decoder, folder)
         rows.append({
             "key": None if record.key is None else record.key.encode(),
             "value": value,
@@ -363,7 +367,7 @@ def _table_of_records(records: Sequence[InputRecord], decoder: Decoder, folder: 
     return pa.Table.from_pylist(rows, RAW)
 
 
-def _encode(number: int, record: InputRecord, decoder: Decoder, folder: Path) -> bytes:
+def _encode_record(number: int, record: InputRecord, decoder: Decoder, folder: Path) -> bytes:
     """Return an event as its producer writes it. Raises _UnwritableError."""
     schema_file = folder / record.file if record.file else None
     try:
@@ -374,10 +378,10 @@ def _encode(number: int, record: InputRecord, decoder: Decoder, folder: Path) ->
 
 def _table_faults(lake: Lake, expected: Mapping[str, int | list[dict[str, Any]]], written: set[str]) -> Iterator[str]:
     for table in sorted(written | set(expected)):
-        yield from _row_faults(table, expected.get(table, 0), _rows(lake, table), "rows")
+        yield from _row_faults(table, expected.get(table, 0), _read_rows(lake, table), "rows")
 
 
-def _rows(lake: Lake, table: str) -> list[dict[str, Any]]:
+def _read_rows(lake: Lake, table: str) -> list[dict[str, Any]]:
     handle = lake.open(table)
     return [] if handle is None else as_rows(handle.to_pyarrow_table())
 
@@ -386,17 +390,17 @@ def _row_faults(where: str, wanted: int | list[dict[str, Any]], rows: list[dict[
     """Yield how rows differ from the wanted ones, or from their number; the order does not matter."""
     if isinstance(wanted, int):
         if len(rows) != wanted:
-            yield f"{where}: {wanted} {noun} expected, {len(rows)} found: {_show(rows)}"
+            yield f"{where}: {wanted} {noun} expected, {len(rows)} found: {_show_rows(rows)}"
         return
     unmatched = list(rows)
     for wanted_row in wanted:
-        match = next((row for row in unmatched if _matches(wanted_row, row)), None)
+        match = next((row for row in unmatched if _is_wanted_value(wanted_row, row)), None)
         if match is None:
-            yield f"{where}: {noun}: none like {wanted_row!r}; there are: {_show(unmatched)}"
+            yield f"{where}: {noun}: none like {wanted_row!r}; there are: {_show_rows(unmatched)}"
         else:
             unmatched.remove(match)
     if len(rows) != len(wanted):
-        yield f"{where}: {len(wanted)} {noun} expected, {len(rows)} found; beyond them: {_show(unmatched)}"
+        yield f"{where}: {len(wanted)} {noun} expected, {len(rows)} found; beyond them: {_show_rows(unmatched)}"
 
 
 def _violation_faults(expected: Mapping[str, int], report: BatchReport) -> Iterator[str]:
@@ -432,16 +436,16 @@ def _is_letter(letter: ExpectedDeadLetter, row: dict[str, Any]) -> bool:
     return exact and letter.reason in row["reason"]
 
 
-def _matches(wanted: Any, actual: Any) -> bool:
+def _is_wanted_value(wanted: Any, actual: Any) -> bool:
     """Return whether a value is the wanted one; of a struct, only the given fields count."""
     if isinstance(wanted, dict) and isinstance(actual, dict):
-        return all(name in actual and _matches(value, actual[name]) for name, value in wanted.items())
+        return all(name in actual and _is_wanted_value(value, actual[name]) for name, value in wanted.items())
     if isinstance(wanted, dict) and isinstance(actual, list):
         # A map comes as its entries, which are pairs.
         is_map = all(isinstance(entry, tuple) for entry in actual)
-        return is_map and len(wanted) == len(actual) and _matches(wanted, dict(actual))
+        return is_map and len(wanted) == len(actual) and _is_wanted_value(wanted, dict(actual))
     if isinstance(wanted, list) and isinstance(actual, list):
-        return len(wanted) == len(actual) and all(map(_matches, wanted, actual))
+        return len(wanted) == len(actual) and all(map(_is_wanted_value, wanted, actual))
     return bool(_as_type_of(actual, wanted) == actual)
 
 
@@ -463,7 +467,7 @@ def _as_type_of(actual: Any, wanted: Any) -> Any:
     return str(wanted).encode() if isinstance(actual, bytes) else wanted
 
 
-def _show(rows: list[dict[str, Any]]) -> str:
+def _show_rows(rows: list[dict[str, Any]]) -> str:
     text = ", ".join(repr(row) for row in rows[:3])
     if len(rows) > 3:
         text += f" and {len(rows) - 3} more"
@@ -474,4 +478,4 @@ def _show_letters(rows: list[dict[str, Any]]) -> str:
     shown = []
     for row in rows:
         shown.append({name: row[name] for name in ("stage", "reason", "route", "sink") if row[name]})
-    return _show(shown)
+    return _show_rows(shown)

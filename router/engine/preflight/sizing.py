@@ -59,13 +59,15 @@ class Constants:
         text = files("router.engine.preflight").joinpath("sizing.yaml").read_text("utf-8")
         return cls(**{name: entry["value"] for name, entry in yaml.safe_load(text).items()})
 
-    def fixed(self, tables: int) -> float:
+    def fixed_seconds(self, tables: int) -> float:
         """Return the seconds that a batch takes without any event."""
         return self.batch_seconds + self.table_seconds * tables
 
-    def batch(self, events: float, tables: int, cores: float, kind: str, event_bytes: int = USUAL_EVENT) -> float:
+    def estimate_batch(
+        self, events: float, tables: int, cores: float, kind: str, event_bytes: int = USUAL_EVENT
+    ) -> float:
         """Return the seconds that a batch takes."""
-        return self.fixed(tables) + events * self.core_seconds(kind, event_bytes) / cores
+        return self.fixed_seconds(tables) + events * self.core_seconds(kind, event_bytes) / cores
 
     def core_seconds(self, kind: str, event_bytes: int = USUAL_EVENT, *, spark_rule: bool = False) -> float:
         """Return the seconds of a core for an event: in proportion for a larger one, not less for a smaller one."""
@@ -108,12 +110,12 @@ class Size:
     cost_drivers: tuple[str, ...]
 
 
-def size(config: Config, load: Load, constants: Constants | None = None) -> Size:
+def size_job(config: Config, load: Load, constants: Constants | None = None) -> Size:
     """Return the size of a job; raise StartError for a latency that no number of cores reaches."""
     constants = constants or Constants.read()
     kind = decoded_as(config)
     touched_tables = load.tables + bool(config.bronze) + 1  # one is the ledger
-    fixed = constants.fixed(touched_tables)
+    fixed = constants.fixed_seconds(touched_tables)
     pause = 0.0
     if config.trigger.every:
         pause = parse_interval(config.trigger.every).total_seconds()
@@ -126,10 +128,10 @@ def size(config: Config, load: Load, constants: Constants | None = None) -> Size
         )
     # `busy` cores work on events all the time. The fixed part of each batch has to fit into what they leave.
     busy = load.events_per_second * constants.core_seconds(kind, load.event_bytes, spark_rule=load.spark_rule)
-    cores = _cores(busy, fixed, pause, load.latency_seconds)
+    cores = _fewest_cores(busy, fixed, pause, load.latency_seconds)
     every = max(pause, fixed / (1 - busy / cores))
     batches = math.ceil(_DAY / every)
-    data_files = batches * _files(load.tables, cores, bronze=config.bronze is not None)
+    data_files = batches * _files_per_batch(load.tables, cores, bronze=config.bronze is not None)
     stored = load.events_per_second * load.event_bytes * constants.stored_share
     executors = 0
     executor_cores = 0
@@ -139,7 +141,7 @@ def size(config: Config, load: Load, constants: Constants | None = None) -> Size
     requests_per_batch = constants.requests_per_batch + constants.requests_per_table * touched_tables
     requests = _DAY / constants.lock_seconds + batches * requests_per_batch + data_files
     merge = 0
-    if _merges(config):
+    if _has_merging_sink(config):
         merge = int(load.table_rows * constants.merge_bytes_per_row)
     return Size(
         decoded_as=kind,
@@ -160,20 +162,20 @@ def size(config: Config, load: Load, constants: Constants | None = None) -> Size
     )
 
 
-def _cores(busy: float, fixed: float, pause: float, latency: float) -> int:
+def _fewest_cores(busy: float, fixed: float, pause: float, latency: float) -> int:
     """Return the fewest cores that keep up with the rate, and with which two batches fit into the latency."""
     cores = max(1, math.ceil(busy / BUSY))
-    while _latency(busy / cores, fixed, pause) > latency:
+    while _batch_latency(busy / cores, fixed, pause) > latency:
         cores += 1
     return cores
 
 
-def _latency(busy: float, fixed: float, pause: float) -> float:
+def _batch_latency(busy: float, fixed: float, pause: float) -> float:
     every = max(pause, fixed / (1 - busy))
     return every + fixed + busy * every
 
 
-def _files(tables: int, tasks: int, *, bronze: bool) -> int:
+def _files_per_batch(tables: int, tasks: int, *, bronze: bool) -> int:
     """Return the data files of a batch before maintenance joins them; the ledger writes one."""
     files_per_table = tasks if tables < SMALL_FILES else 1
     return tables * files_per_table + tasks * bronze + 1
@@ -189,7 +191,7 @@ def decoded_as(config: Config) -> str:
     return "protobuf" if "protobuf" in names else "json"
 
 
-def _merges(config: Config) -> bool:
+def _has_merging_sink(config: Config) -> bool:
     return any(isinstance(sink, MergingSink) for _, _, sink in config.all_sinks())
 
 
@@ -219,7 +221,7 @@ def _cost_drivers(
             f"`rows_per_batch` is {kafka.rows_per_batch:,}, and {rows:,.0f} records come while a batch runs: it falls "
             f"behind until the source allows that many"
         )
-    if _merges(config):
+    if _has_merging_sink(config):
         yield "what upserts cost beyond appending is not counted: `router bench` measures a merge of your keys"
         in_an_hour = math.ceil(LOG_AGE.total_seconds() / every)
         copies = min(in_an_hour, max(REPLACED_TIMES, math.ceil(LEAST_AGE.total_seconds() / every)))
@@ -230,7 +232,7 @@ def _cost_drivers(
         )
     if config.views:
         yield "views are not counted: each costs what its query costs, as often as it is refreshed"
-    if _merges(config) and load.table_rows:
+    if _has_merging_sink(config) and load.table_rows:
         yield f"a table of {load.table_rows:,} rows is merged within one task: `memory` of the sink bounds it, by disk"
     if any(isinstance(sink, ApplyingSink) for _, _, sink in config.all_sinks()):
         yield "sinks that send are not counted: an API's limit is theirs, and `router bench --send` measures them"

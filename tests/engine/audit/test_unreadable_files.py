@@ -79,7 +79,7 @@ def spoil(query: Query, table: str, column: str, *, bounds: bool) -> None:
 
 
 def wrong(query: Query, *, contents: bool) -> dict[str, str]:
-    audits = Verification.of(query.config, contents=contents).audits()
+    audits = Verification.of_config(query.config, contents=contents).audit_tables()
     return {audit.table: "; ".join(audit.problems) for audit in audits if audit.problems}
 
 

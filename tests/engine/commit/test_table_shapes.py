@@ -10,7 +10,7 @@ import pytest
 from router import StartError, read
 from router.config.models import Maintenance
 from router.engine.maintenance import TableMaintenance
-from router.engine.preflight.explain import explain
+from router.engine.preflight.explain import explain_table
 from router_decoders import Json
 from router_sinks import Upsert
 from tests.engine.profiles import event, raw, route
@@ -106,7 +106,7 @@ def test_the_changes_of_a_table_can_be_followed(shaped: Callable[[str], Query], 
 def test_the_engine_is_explained(shaped: Callable[[str], Query], shape: str) -> None:
     """Without it nobody knows why one table of hundreds is slow."""
     query = shaped(shape)
-    found = dict(explain(query.config, f"silver.{shape}"))
+    found = dict(explain_table(query.config, f"silver.{shape}"))
 
     assert found["engine"].split(": ")[0] == ("spark" if shape in BY_SPARK else "arrow")
     assert ("clustering" in found["engine"]) == (shape == "featured")

@@ -95,7 +95,7 @@ def test_all_rows_but_those_that_the_table_refuses_are_merged(make_query: Any, t
 
 
 def _audits(query: Query) -> list[Any]:
-    return list(Verification.of(query.config, contents=True).audits())
+    return list(Verification.of_config(query.config, contents=True).audit_tables())
 
 
 @pytest.mark.parametrize(

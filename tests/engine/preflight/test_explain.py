@@ -20,7 +20,7 @@ from router.delta.keyed.upsert import TableUpsert, upsert_rows
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.merge.backlog import Backlog, BacklogStore
-from router.engine.preflight.explain import explain
+from router.engine.preflight.explain import explain_table
 from router.registry import load_registry
 from tests.delta.model import Record, lane
 
@@ -89,18 +89,18 @@ def test_a_table_is_explained(file: Path) -> None:
 )
 def test_a_table_that_is_still_to_come_is_explained(file: Path, table: str, engine: str) -> None:
     """Without it the engine of a table is known when it has been made."""
-    assert dict(explain(config(file), table))["engine"] == engine
+    assert dict(explain_table(config(file), table))["engine"] == engine
 
 
 def test_what_the_router_writes_itself_is_said(file: Path) -> None:
     """Without it its own tables look like nobody's."""
-    assert dict(explain(config(file), "ops.dead"))["written by"] == "`dead_letters`: what went nowhere else"
+    assert dict(explain_table(config(file), "ops.dead"))["written by"] == "`dead_letters`: what went nowhere else"
 
 
 def test_a_table_that_nobody_knows_is_refused(file: Path) -> None:
     """Without it a typing error is taken for an empty table."""
     with pytest.raises(TableError) as caught:
-        explain(config(file), "silver.unno")
+        explain_table(config(file), "silver.unno")
 
     assert caught.value.table == "silver.unno"
 

@@ -42,11 +42,11 @@ def test_values_become_the_bytes_that_a_producer_would_send(write):
 
 def test_the_name_of_the_file_says_what_is_tested(write):
     path = write(GOOD)
-    assert load_tests(path).tested(path) == path.with_name("games.yaml")
+    assert load_tests(path).tested_configuration(path) == path.with_name("games.yaml")
     other = write("configuration: other.yaml\n" + GOOD, "any.yaml")
-    assert load_tests(other).tested(other) == other.with_name("other.yaml")
+    assert load_tests(other).tested_configuration(other) == other.with_name("other.yaml")
     with pytest.raises(ConfigError):
-        load_tests(path).tested(path.with_name("games.yaml"))
+        load_tests(path).tested_configuration(path.with_name("games.yaml"))
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ SHIPPED = [
 @pytest.mark.parametrize("path", SHIPPED)
 def test_the_routes_that_we_ship_do_what_their_tests_say(spark: SparkSession, path: Path) -> None:
     tests = load_tests(path)
-    loaded = load_config(tests.tested(path), load_registry(), environ=tests.variables)
+    loaded = load_config(tests.tested_configuration(path), load_registry(), environ=tests.variables)
     results: list[CaseResult] = list(run_tests(loaded, tests, spark))
 
     assert not [result for result in results if result.faults]

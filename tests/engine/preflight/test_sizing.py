@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from router.cli import commands
 from router.config.loader import load_config
-from router.engine.preflight.sizing import Constants, Load, size
+from router.engine.preflight.sizing import Constants, Load, size_job
 from router.errors import StartError
 from router.registry import load_registry
 
@@ -49,7 +49,7 @@ def measured(row: str, text: str, column: int) -> float:
 
 @pytest.mark.parametrize("tables", ["1", "7", "50", "200", "1000"])
 def test_throughput_against_tables_is_near_what_was_measured(tables: str) -> None:
-    taken = Constants.read().batch(1_000_000, int(tables) + 1, 2, "json")
+    taken = Constants.read().estimate_batch(1_000_000, int(tables) + 1, 2, "json")
     assert 1_000_000 / taken == pytest.approx(measured(tables, section("Throughput against tables"), 0), rel=NEAR)
 
 
@@ -57,13 +57,13 @@ def test_throughput_against_tables_is_near_what_was_measured(tables: str) -> Non
     ("row", "kind"), [("JSON", "json"), ("Protobuf, 1 version", "protobuf"), ("Avro, 1 writer's schema", "avro")]
 )
 def test_formats_are_near_what_was_measured(row: str, kind: str) -> None:
-    taken = Constants.read().batch(1_000_000, 8, 2, kind)
+    taken = Constants.read().estimate_batch(1_000_000, 8, 2, kind)
     assert taken == pytest.approx(measured(row, section("Formats"), 0), rel=NEAR)
 
 
 def test_a_small_batch_is_near_what_was_measured() -> None:
     found = measured("median", section("A new schema version"), 2)
-    assert Constants.read().batch(5_000, 1, 2, "protobuf") == pytest.approx(found, rel=NEAR)
+    assert Constants.read().estimate_batch(5_000, 1, 2, "protobuf") == pytest.approx(found, rel=NEAR)
 
 
 def test_every_constant_says_where_it_comes_from() -> None:
@@ -91,26 +91,26 @@ def config(tmp_path: Path) -> Config:
 
 
 def test_twice_the_rate_takes_twice_the_cores(config: Config) -> None:
-    one, two = (size(config, Load(rate, 10, 50)) for rate in (200_000, 400_000))
+    one, two = (size_job(config, Load(rate, 10, 50)) for rate in (200_000, 400_000))
     assert one.cores == 2
     assert two.cores == 4
     assert one.partitions == 2
 
 
 def test_a_large_job_is_spread_over_executors(config: Config) -> None:
-    found = size(config, Load(5_000_000, 10, 50))
+    found = size_job(config, Load(5_000_000, 10, 50))
     assert found.executors * found.executor_cores >= found.cores > 16
 
 
 def test_a_short_latency_takes_more_cores_until_it_cannot_be_had(config: Config) -> None:
-    assert size(config, Load(200_000, 2, 50)).cores > size(config, Load(200_000, 10, 50)).cores
+    assert size_job(config, Load(200_000, 2, 50)).cores > size_job(config, Load(200_000, 10, 50)).cores
     with pytest.raises(StartError, match="no number of cores"):
-        size(config, Load(200_000, 0.5, 50))
+        size_job(config, Load(200_000, 0.5, 50))
 
 
 def test_the_latency_holds_two_batches(config: Config) -> None:
     for latency in (2, 5, 30):
-        assert size(config, Load(100_000, latency, 10)).batch_seconds <= latency / 2 + 0.5
+        assert size_job(config, Load(100_000, latency, 10)).batch_seconds <= latency / 2 + 0.5
 
 
 def limited(config: Config, rows: int) -> Config:
@@ -123,8 +123,8 @@ def limited(config: Config, rows: int) -> Config:
 def test_a_batch_that_takes_fewer_rows_than_come_is_named(config: Config) -> None:
     """Without it a job is planned with batches that the configuration never makes, and falls behind."""
     load = Load(200_000, 10, 50)
-    assert not any("rows_per_batch" in driver for driver in size(config, load).cost_drivers)
-    assert any("rows_per_batch" in driver for driver in size(limited(config, 10_000), load).cost_drivers)
+    assert not any("rows_per_batch" in driver for driver in size_job(config, load).cost_drivers)
+    assert any("rows_per_batch" in driver for driver in size_job(limited(config, 10_000), load).cost_drivers)
 
 
 def test_what_is_not_counted_is_said(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_what_is_not_counted_is_said(tmp_path: Path) -> None:
     text = TEXT.replace('{tables: "silver.{event.game}"}', "{upsert: {table: silver.p, keys: [event.game]}}")
     view = "{name: v, into: gold.v, from: silver.p, sql: 'SELECT count(*) AS n FROM source'}"
     path.write_text(f"{text}views: [{view}]\n")
-    drivers = " ".join(size(load_config(path, load_registry()).config, Load(1000, 10, 1)).cost_drivers)
+    drivers = " ".join(size_job(load_config(path, load_registry()).config, Load(1000, 10, 1)).cost_drivers)
     assert "upserts" in drivers
     assert "views" in drivers
 
@@ -141,7 +141,7 @@ def test_longer_batches_make_fewer_files_and_requests(config: Config) -> None:
     slow = config.model_copy(
         update={"trigger": config.trigger.model_copy(update={"every": "1 min", "continuous": False})}
     )
-    often, seldom = size(config, Load(1000, 180, 50)), size(slow, Load(1000, 180, 50))
+    often, seldom = size_job(config, Load(1000, 180, 50)), size_job(slow, Load(1000, 180, 50))
     assert seldom.batches_per_day == 1440
     assert seldom.files_per_day < often.files_per_day / 10
     assert seldom.requests_per_day < often.requests_per_day / 10
@@ -151,8 +151,8 @@ def test_a_merge_needs_memory_for_its_table(config: Config, tmp_path: Path) -> N
     path = tmp_path / "upsert.yaml"
     path.write_text(TEXT.replace('{tables: "silver.{event.game}"}', "{upsert: {table: silver.p, keys: [event.game]}}"))
     merging = load_config(path, load_registry()).config
-    assert size(config, Load(1000, 10, 1, table_rows=5_000_000)).merge_memory == 0
-    assert size(merging, Load(1000, 10, 1, table_rows=5_000_000)).merge_memory == pytest.approx(1.1e9, rel=0.01)
+    assert size_job(config, Load(1000, 10, 1, table_rows=5_000_000)).merge_memory == 0
+    assert size_job(merging, Load(1000, 10, 1, table_rows=5_000_000)).merge_memory == pytest.approx(1.1e9, rel=0.01)
 
 
 def test_the_command_prints_lines_or_json(tmp_path: Path) -> None:

@@ -72,7 +72,9 @@ def repaired(query: Query, spark: SparkSession, table: str, *, accept: bool = Fa
 
 
 def wrong(query: Query) -> dict[str, list[str]]:
-    return {audit.table: audit.problems for audit in Verification.of(query.config).audits() if audit.problems}
+    return {
+        audit.table: audit.problems for audit in Verification.of_config(query.config).audit_tables() if audit.problems
+    }
 
 
 def ids(query: Query, game: str) -> list[int]:

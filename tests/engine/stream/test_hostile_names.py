@@ -55,7 +55,9 @@ def take(query: Query) -> None:
 
 
 def problems(query: Query) -> dict[str, list[str]]:
-    return {audit.table: audit.problems for audit in Verification.of(query.config).audits() if audit.problems}
+    return {
+        audit.table: audit.problems for audit in Verification.of_config(query.config).audit_tables() if audit.problems
+    }
 
 
 @pytest.fixture
