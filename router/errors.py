@@ -36,7 +36,7 @@ SQL_STATE = re.compile(r"\s*SQLSTATE: \w+\s*$")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def printable(text: str) -> str:
+def to_printable(text: str) -> str:
     """Return a text that gives no orders to a terminal or a log: all but visible characters and blanks are escaped.
 
     Messages contain names of topics and columns and answers of APIs, and anyone may have written them.
@@ -102,7 +102,7 @@ class TaskError(Exception):
     """
 
     def __init__(self, error: Exception) -> None:
-        super().__init__(f"{type(error).__name__}: {printable(first_line(error))}")
+        super().__init__(f"{type(error).__name__}: {to_printable(first_line(error))}")
 
 
 CODES = {

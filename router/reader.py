@@ -50,7 +50,7 @@ def read(
         handle = tables_of.open(table)
         if handle is None:
             continue
-        rows = _rows(tables_of, table, handle, as_of, changes_since)
+        rows = _read_rows(tables_of, table, handle, as_of, changes_since)
         if rows is not None:
             frames[table] = rows
     if not frames:
@@ -58,7 +58,7 @@ def read(
         raise TableError(name, f"{tables_of.root} has no such table at that time; it has {have}")
     if "*" not in name:
         return frames[name]
-    return _union(frames)
+    return _union_tables(frames)
 
 
 def _matching_tables(lake: Lake, name: str) -> list[str]:
@@ -71,7 +71,7 @@ def _matching_tables(lake: Lake, name: str) -> list[str]:
     return tables
 
 
-def _union(frames: dict[str, DataFrame]) -> DataFrame:
+def _union_tables(frames: dict[str, DataFrame]) -> DataFrame:
     """Return the rows of all tables, each with the name of its table; columns that one lacks are null."""
     from pyspark.sql import functions as F  # noqa: PLC0415 - `import router` is quick without it
 
@@ -82,10 +82,12 @@ def _union(frames: dict[str, DataFrame]) -> DataFrame:
     return union
 
 
-def _rows(lake: Lake, table: str, handle: DeltaTable, as_of: Moment | None, since: Moment | None) -> DataFrame | None:
+def _read_rows(
+    lake: Lake, table: str, handle: DeltaTable, as_of: Moment | None, since: Moment | None
+) -> DataFrame | None:
     """Return the rows or changes of one table; None if it did not exist at the time `as_of`."""
     address = lake.spark_address(table)
-    reader = _session().read.format("delta")
+    reader = _active_or_new_session().read.format("delta")
     if as_of is not None:
         version = _version_at(handle, as_of)
         if version is None:
@@ -121,7 +123,7 @@ def _version_at(handle: DeltaTable, moment: Moment) -> int | None:
     return handle.version()
 
 
-def _session() -> SparkSession:
+def _active_or_new_session() -> SparkSession:
     """Return the active session, or a new one with the connectors of the router."""
     from pyspark.sql import SparkSession  # noqa: PLC0415
 

@@ -104,14 +104,14 @@ class Registry:
         manager = _new_manager()
         for known, plugin in self.manager.list_name_plugin():
             manager.register(plugin, name=known)
-        _register(manager, _load_plugin(provider, load), provider)
+        _register_plugin(manager, _load_plugin(provider, load), provider)
         return _registry_of(manager)
 
     def resolve(self, family: type[P], value: object) -> P:
         """Return the part for `{name: options}`; raise pydantic's ValidationError with `loc` (name, ...)."""
-        return resolve(self.entries, family, value)
+        return resolve_part(self.entries, family, value)
 
-    def selected(self, config: BaseModel) -> tuple[Entry, ...]:
+    def selected_entries(self, config: BaseModel) -> tuple[Entry, ...]:
         """Return the entries of the parts that a configuration uses, each once."""
         used = {type(part) for part in parts_in(config)}
         entries: list[Entry] = []
@@ -119,15 +119,15 @@ class Registry:
             entries += [entry for entry in family.values() if entry.part in used]
         return tuple(entries)
 
-    def modules(self, config: BaseModel) -> tuple[str, ...]:
+    def modules_of_parts(self, config: BaseModel) -> tuple[str, ...]:
         """Return the modules of the selected parts that an executor must be able to import.
 
         Plugin files are left out: they are pickled by value.
         """
-        names = {entry.part.__module__ for entry in self.selected(config)}
+        names = {entry.part.__module__ for entry in self.selected_entries(config)}
         return tuple(sorted(name for name in names if not name.startswith(FILE_MODULE)))
 
-    def finished(self, report: BatchReport) -> None:
+    def notify_observers(self, report: BatchReport) -> None:
         """Call every observer of finished batches; an exception of one is logged, and the others are still called."""
         # One by one and not through pluggy, which would stop at the first exception.
         for impl in self.manager.hook.router_batch_finished.get_hookimpls():
@@ -164,7 +164,7 @@ def call_part(part: Part, method: str, wanted: type | tuple[type, ...], *argumen
     except (RouterError, OSError, AnalysisException, ParseException):
         raise
     except Exception as error:
-        raise part_error(part, f"{method}() raised {_describe(error)}", route) from error
+        raise part_error(part, f"{method}() raised {_describe_error(error)}", route) from error
     if isinstance(result, wanted):
         return result
     kinds = wanted if isinstance(wanted, tuple) else (wanted,)
@@ -206,10 +206,10 @@ def load_registry(plugin_files: Sequence[Path] = ()) -> Registry:
     """Load all plugins and return their parts; raise PluginError, naming the plugin, for the first broken one."""
     manager = _new_manager()
     for point in entry_points(group=hookspecs.PROJECT_NAME):
-        provider = _provider(point)
-        _register(manager, _load_plugin(provider, point.load), provider)
+        provider = _provider_name(point)
+        _register_plugin(manager, _load_plugin(provider, point.load), provider)
     for path in dict.fromkeys(path.resolve() for path in plugin_files):
-        _register(manager, _load_plugin(str(path), partial(_import_file, path)), str(path))
+        _register_plugin(manager, _load_plugin(str(path), partial(_import_file, path)), str(path))
     return _registry_of(manager)
 
 
@@ -224,10 +224,10 @@ def _registry_of(manager: pluggy.PluginManager) -> Registry:
         manager.check_pending()
     except pluggy.PluginValidationError as error:
         raise PluginError(str(error.plugin), str(error)) from error
-    return Registry({kind: _collect(manager, kind) for kind in FAMILIES}, manager)
+    return Registry({kind: _collect_entries(manager, kind) for kind in FAMILIES}, manager)
 
 
-def _provider(point: EntryPoint) -> str:
+def _provider_name(point: EntryPoint) -> str:
     if point.dist is None:
         return point.value
     return f"{point.value} ({point.dist.name} {point.dist.version})"
@@ -237,10 +237,10 @@ def _load_plugin(provider: str, load: Callable[[], Any]) -> Any:
     try:
         return load()
     except (Exception, SystemExit) as error:  # a script that calls sys.exit() is no plugin, and must not end ours
-        raise PluginError(provider, f"cannot be imported: {_describe(error)}") from error
+        raise PluginError(provider, f"cannot be imported: {_describe_error(error)}") from error
 
 
-def _describe(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """Return an exception in one line with the place where it was raised, for the plugin's author."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):  # its text has the place
@@ -267,7 +267,7 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
-def _register(manager: pluggy.PluginManager, plugin: Any, provider: str) -> None:
+def _register_plugin(manager: pluggy.PluginManager, plugin: Any, provider: str) -> None:
     _check_hook_names(manager, plugin, provider)
     try:
         manager.register(plugin, name=provider)
@@ -285,12 +285,12 @@ def _check_hook_names(manager: pluggy.PluginManager, plugin: Any, provider: str)
             if name in hooks and getattr(plugin, name) is not getattr(hookspecs, name):
                 raise PluginError(provider, f"{name} is not marked as a hook; put router's @hookimpl above it")
         elif (options["specname"] or name) not in hooks and not options["optionalhook"]:
-            raise PluginError(provider, f"there is no hook {name}; {suggestion(name, hooks, 'hooks')}")
+            raise PluginError(provider, f"there is no hook {name}; {suggest_names(name, hooks, 'hooks')}")
         elif options["wrapper"] or options["hookwrapper"]:
             raise PluginError(provider, f"{name} is a wrapper; the hooks of the router are not wrapped")
 
 
-def _collect(manager: pluggy.PluginManager, kind: str) -> Mapping[str, Entry]:
+def _collect_entries(manager: pluggy.PluginManager, kind: str) -> Mapping[str, Entry]:
     """Return the entries of one kind. Calls the hook plugin by plugin, so that every fault has a provider."""
     entries: dict[str, Entry] = {}
     for impl in getattr(manager.hook, f"router_{kind}s").get_hookimpls():
@@ -307,7 +307,7 @@ def _entries_of(impl: pluggy.HookImpl, kind: str) -> Iterator[Entry]:
     try:
         parts = impl.function()
     except Exception as error:
-        raise PluginError(impl.plugin_name, f"{hook} failed: {_describe(error)}") from error
+        raise PluginError(impl.plugin_name, f"{hook} failed: {_describe_error(error)}") from error
     if not isinstance(parts, Mapping):
         family = FAMILIES[kind].__name__
         problem = f"{hook} returned {type(parts).__name__}; return a mapping of name to {family} class"
@@ -341,7 +341,7 @@ def _class_fault(part: type[Part]) -> str:
     return ""
 
 
-def suggestion(word: str, known: Iterable[str], called: str = "known", listed_in: str = "") -> str:
+def suggest_names(word: str, known: Iterable[str], called: str = "known", listed_in: str = "") -> str:
     """Return the next step after an unknown word: the nearest of the known ones, if one is near, and all of them.
 
     A list that is too long for a line is named by its place, `listed_in`, if it has one.
@@ -363,17 +363,17 @@ def fault(what: str, hint: str = "", at: str = "value") -> PydanticCustomError:
     return PydanticCustomError(f"{TRUSTED}fault", "{what}", {"what": what, "hint": hint, "at": at})
 
 
-def resolve(entries: Entries, family: type[P], value: object) -> P:
+def resolve_part(entries: Entries, family: type[P], value: object) -> P:
     """Return the part of one family for `{name: options}`; raise ValidationError with `loc` (name, ...)."""
     kind = family.kind
     name, options = _name_and_options(entries, kind, value)
     entry = entries[kind].get(name)
     if entry is None:
-        hint = suggestion(name, entries[kind], f"known {kind}s")
+        hint = suggest_names(name, entries[kind], f"known {kind}s")
         if not hint.startswith("did you mean"):
             hint += "; if a plugin offers it, install the plugin's package, or name its file under `plugins:`"
-        _refuse(kind, [_error_line(fault(f"there is no {kind} `{name}`", hint, at="key"), (name,), value)])
-    part = _validate(entry, options, lambda nested_family, nested: resolve(entries, nested_family, nested))
+        _raise_invalid(kind, [_error_line(fault(f"there is no {kind} `{name}`", hint, at="key"), (name,), value)])
+    part = _validate_part(entry, options, lambda nested_family, nested: resolve_part(entries, nested_family, nested))
     assert isinstance(part, family)  # the registry checked it when the plugin offered the class
     return part
 
@@ -384,12 +384,14 @@ def _name_and_options(entries: Entries, kind: str, value: object) -> tuple[str, 
         ((name, options),) = value.items()
         return str(name), options
     if isinstance(value, Mapping) and value:
-        _refuse(kind, list(_surplus_key_errors(entries, kind, value)))
+        _raise_invalid(kind, list(_surplus_key_errors(entries, kind, value)))
     if isinstance(value, str) and value in entries[kind]:
         hint = f"write {{{value}}}"
     else:
         hint = f"known {kind}s: {', '.join(sorted(entries[kind])) or '(nothing is on offer)'}"
-    _refuse(kind, [_error_line(fault(f"{_with_article(kind)} is one key, its name, and its options", hint), (), value)])
+    _raise_invalid(
+        kind, [_error_line(fault(f"{_with_article(kind)} is one key, its name, and its options", hint), (), value)]
+    )
 
 
 def _surplus_key_errors(entries: Entries, kind: str, value: Mapping[object, object]) -> Iterator[InitErrorDetails]:
@@ -407,7 +409,7 @@ def _with_article(kind: str) -> str:
     return f"an {kind}" if kind == "encoder" else f"a {kind}"
 
 
-def _validate(entry: Entry, options: object, nested: Callable[[type[Part], object], Part]) -> Part:
+def _validate_part(entry: Entry, options: object, nested: Callable[[type[Part], object], Part]) -> Part:
     """Return the part with these options; `nested` makes the parts inside them. Faults begin with the part's name."""
     try:
         part = entry.part.model_validate(_as_mapping(entry.part, options), context={"resolve": nested})
@@ -420,7 +422,7 @@ def _validate(entry: Entry, options: object, nested: Callable[[type[Part], objec
         template = "{provider} failed on these options: {error}"
         failure = PydanticCustomError("part_failed", template, {"provider": entry.provider, "error": repr(error)})
         lines = [_error_line(failure, (entry.name,), options)]
-    _refuse(entry.name, lines)
+    _raise_invalid(entry.name, lines)
 
 
 def _as_mapping(part: type[Part], options: object) -> object:
@@ -451,14 +453,14 @@ def options_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 def _takes_part(part: type[Part], option: str) -> bool:
     """Return whether an option holds parts."""
-    named = classes(options_of(part)[option].annotation)
+    named = classes_in(options_of(part)[option].annotation)
     return any(issubclass(kind, Part) and vars(kind).get("kind") for kind in named)
 
 
-def classes(annotation: Any) -> Iterator[type]:
+def classes_in(annotation: Any) -> Iterator[type]:
     """Yield every class named anywhere in an annotation."""
     for argument in get_args(annotation):
-        yield from classes(argument)
+        yield from classes_in(argument)
     if isinstance(annotation, type):
         yield annotation
 
@@ -479,5 +481,5 @@ def _error_line(error: PydanticCustomError, location: KeyPath, value: object) ->
     return InitErrorDetails(type=error, loc=location, input=value)
 
 
-def _refuse(title: str, lines: list[InitErrorDetails]) -> NoReturn:
+def _raise_invalid(title: str, lines: list[InitErrorDetails]) -> NoReturn:
     raise ValidationError.from_exception_data(title, lines, hide_input=True)

@@ -242,10 +242,10 @@ def ask_for_names_once() -> None:
     name in all of its jars: two thirds of the time that a column takes, a seventh of the CPU of short runs.
     """
     for kind in (JVMView, JavaPackage, JavaClass):
-        kind.__getattr__ = _remembering(kind.__getattr__)
+        kind.__getattr__ = _remember_names(kind.__getattr__)
 
 
-def _remembering(ask: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+def _remember_names(ask: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
     def get_name(parent: Any, name: str) -> Any:
         found = ask(parent, name)
         # To py4j a class that is not there is a package. It may come with a jar, and fields change: both are not kept.
@@ -286,7 +286,7 @@ def python_daemon() -> Callable[[], None]:
 # ---- columns and plans
 
 
-def tried(column: Column) -> Column:
+def null_if_raising(column: Column) -> Column:
     """Return a column, a struct best, with null wherever evaluating it raises: Spark has no public form of this."""
     context = SparkContext._active_spark_context
     assert context is not None and context._jvm is not None  # noqa: PT018 - a column cannot exist without
@@ -296,12 +296,12 @@ def tried(column: Column) -> Column:
     return caught.getField("value")
 
 
-def analysed(frame: DataFrame) -> Any:
+def analysed_plan(frame: DataFrame) -> Any:
     """Return the plan of a frame with all names looked up; a node of Catalyst, in the JVM."""
     return frame._jdf.queryExecution().analyzed()
 
 
-def optimised(frame: DataFrame) -> Any:
+def optimised_plan(frame: DataFrame) -> Any:
     """Return what Spark's optimiser makes of a selection whose analysed plan is a projection; a node of Catalyst.
 
     Only its expressions are looked at: the plan that they are read from is left off. Raises if a constant does.
@@ -309,7 +309,7 @@ def optimised(frame: DataFrame) -> Any:
     session = frame.sparkSession
     door = jvm(session)
     leaf = door.org.apache.spark.sql.catalyst.plans.logical.OneRowRelation()
-    plan = analysed(frame).withNewChildren(door.PythonUtils.toSeq([leaf]))
+    plan = analysed_plan(frame).withNewChildren(door.PythonUtils.toSeq([leaf]))
     return session._jsparkSession.sessionState().optimizer().execute(plan)
 
 
@@ -328,17 +328,17 @@ def arrow_type(kind: DataType) -> pa.DataType:
     """
     from pyspark.sql.pandas.types import to_arrow_type  # noqa: PLC0415 - it imports pandas
 
-    return to_arrow_type(kind, **_utc(to_arrow_type))
+    return to_arrow_type(kind, **_utc_argument(to_arrow_type))
 
 
 def to_arrow_columns(columns: StructType) -> pa.Schema:
     """Return the columns of a frame as Arrow has them in Python tasks; timestamps are of UTC."""
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415
 
-    return to_arrow_schema(columns, **_utc(to_arrow_schema))
+    return to_arrow_schema(columns, **_utc_argument(to_arrow_schema))
 
 
-def _utc(function: Callable[..., Any]) -> dict[str, Any]:
+def _utc_argument(function: Callable[..., Any]) -> dict[str, Any]:
     if "timestamp_utc" in inspect.signature(function).parameters:
         return {"timestamp_utc": True}
     return {"timezone": "UTC"}

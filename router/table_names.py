@@ -35,7 +35,7 @@ OTHER_TOPICS = "other_topics"
 """The part of a bronze table's name for the topics that no table can be named after."""
 
 
-def matches(name: str, patterns: Sequence[str]) -> bool:
+def matches_any(name: str, patterns: Sequence[str]) -> bool:
     """Return whether a name matches one of some patterns, such as `silver.*`."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
@@ -45,26 +45,26 @@ def is_name(pattern: str) -> bool:
     return not set(pattern) & set("*?[")
 
 
-def folded(name: str | None) -> str | None:
+def fold_name(name: str | None) -> str | None:
     """Return the table name for a name from data, None if the rule refuses it."""
-    if name is None or not usable(name):
+    if name is None or not is_usable_name(name):
         return None
     return name.lower()
 
 
-def refused(name: str | None) -> str:
+def describe_refused_name(name: str | None) -> str:
     """Return why a name was refused, as text for a dead letter."""
     if name is None:
         return "the table name is null"
     return f"unusable table name: {name[:NAME_CHARACTERS_SHOWN]}"
 
 
-def usable(name: str) -> bool:
+def is_usable_name(name: str) -> bool:
     """Return whether the rule accepts a name."""
     return _NAME.match(name) is not None
 
 
-def underscored(name: str) -> str:
+def to_underscores(name: str) -> str:
     """Return a topic, or the name of a query or a route, as a part of a table's name: hyphens become underscores."""
     return name.replace("-", "_")
 
@@ -96,10 +96,10 @@ class BronzeTables:
 
     def named_after(self, topic: str) -> str | None:
         """Return the table that the naming rule makes of a topic; None if it refuses the name, or it is taken."""
-        name = folded(self.template.replace(TOPIC, underscored(topic)))
+        name = fold_name(self.template.replace(TOPIC, to_underscores(topic)))
         return None if name in self.taken else name
 
-    def of(self, topic: str) -> str:
+    def table_of(self, topic: str) -> str:
         """Return the table of a topic.
 
         A topic that no table can be named after shares one with others of its kind. A stream that subscribes to a

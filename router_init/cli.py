@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from router.cli.values import parse_pairs
 from router.config.models import HYPHENED_PATTERN, FilesSource, KafkaSource
-from router.errors import StartError, printable
+from router.errors import StartError, to_printable
 from router_init.documents import (
     Inline,
     Plan,
@@ -175,9 +175,9 @@ def _add_ignored() -> None:
 
 def _show_summary(plan: Plan, files: list[str]) -> None:
     for table in plan.tables:
-        click.echo(printable(f"{table.found.sample}; {table.found.seen}"))
+        click.echo(to_printable(f"{table.found.sample}; {table.found.seen}"))
         for line in table.describe_candidates():
-            click.echo(printable(f"  {line}"))
+            click.echo(to_printable(f"  {line}"))
     click.echo(f"wrote {', '.join(files)}")
     if plan.variables:
         click.echo(f"set before a start: {', '.join(plan.variables)}")

@@ -19,8 +19,8 @@ from pyspark.sql import types as T
 from typing_extensions import override
 
 from router.api.columns import quote_identifier, sql_text
-from router.errors import printable
-from router.table_names import underscored, usable
+from router.errors import to_printable
+from router.table_names import is_usable_name, to_underscores
 from router_init.formats import PLAIN_NAME
 from router_init.kinds import FEWEST_RECORDS, choose, find_candidates, value_at
 from router_init.observed import EXACT_IN_DOUBLES, Observed
@@ -66,7 +66,7 @@ class Table:
             part = fold_text(value)
             stem = part.strip("_")[:60] or "kind"
             number = 1
-            while not usable(f"{LAYER}.{self.base}{part}") or part in parts.values() or part == OTHER:
+            while not is_usable_name(f"{LAYER}.{self.base}{part}") or part in parts.values() or part == OTHER:
                 number += 1
                 part = f"{stem}_{number}"
             parts[value] = part
@@ -163,7 +163,7 @@ def plan_tables(name: str, found: Sequence[Found]) -> tuple[Table, ...]:
     for of_topic in found:
         candidates = find_candidates([event.fields for event in of_topic.events])
         kind = choose(candidates)
-        base = underscored(name)
+        base = to_underscores(name)
         if len(found) > 1:
             base = fold_text(of_topic.sample.name).strip("_")[:LONGEST_BASE] or "topic"
             while base in {table.base.strip("_") for table in tables}:  # of `a.b` and `a-b`
@@ -252,7 +252,7 @@ def write_yaml(value: Any, indent: str = "") -> str:
 
 def write_comments(lines: Iterable[str], indent: str = "") -> str:
     """Return comments; what others wrote in them stays on its line."""
-    return "".join(f"{indent}# {printable(line)}\n" for line in lines)
+    return "".join(f"{indent}# {to_printable(line)}\n" for line in lines)
 
 
 def write_configuration(plan: Plan) -> str:
@@ -263,7 +263,7 @@ def write_configuration(plan: Plan) -> str:
         write_comments(["Written by `router init`; what was seen stands beside each choice.", *samples]),
         write_yaml({"name": plan.name, "lake": "${LAKE:-./lake}", "source": plan.source}),
         write_comments(describe_columns(plan.columns)),
-        write_yaml({"decode": _decode(plan), "bronze": f"bronze.{underscored(plan.name)}"}),
+        write_yaml({"decode": _decode(plan), "bronze": f"bronze.{to_underscores(plan.name)}"}),
         "drop: nulls\n" if any(table.latest for table in plan.tables) else "",
         "routes:\n",
         *(part for table in plan.tables if table.found.decoder in routed for part in _routes(plan, table)),
@@ -348,7 +348,7 @@ def route_name(plan: Plan, table: Table) -> str:
 
 def latest_table(plan: Plan, key: str) -> str:
     """Return the table with the newest row of each value of a field."""
-    return f"{LAYER}.{underscored(plan.name)}_by_{key.lower()}"
+    return f"{LAYER}.{to_underscores(plan.name)}_by_{key.lower()}"
 
 
 def _latest_route(plan: Plan, key: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[a
 
 from router.engine.source.kafka_client import SILENT, admin_client, client_settings
 from router.errors import StartError, join_names
-from router.registry import suggestion
+from router.registry import suggest_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -106,7 +106,7 @@ def _find_partitions(admin: AdminClient, kafka: KafkaSource) -> dict[str, list[i
         raise StartError(f"the brokers at {kafka.servers} do not answer: {error.args[0].str()}") from None
     for topic in kafka.topics:
         if topic not in known:
-            raise StartError(f"there is no topic `{topic}`; {suggestion(topic, sorted(known))}")
+            raise StartError(f"there is no topic `{topic}`; {suggest_names(topic, sorted(known))}")
     return {topic: [*known[topic].partitions] for topic in kafka.topics}
 
 

@@ -113,20 +113,20 @@ def test_python_workers_are_forked_from_a_daemon_that_can_be_replaced() -> None:
 def test_a_column_that_raises_is_null(spark: SparkSession) -> None:
     """Without it one row on which a rule raises stops a batch."""
     raising = F.when(F.col("id") >= 0, F.raise_error(F.lit("no")).cast("int"))
-    (row,) = spark.range(1).select(spark_internals.tried(F.struct(raising.alias("x"))).alias("it")).collect()
+    (row,) = spark.range(1).select(spark_internals.null_if_raising(F.struct(raising.alias("x"))).alias("it")).collect()
     assert row["it"] is None
 
 
 def test_the_analysed_plan_has_its_expressions(spark: SparkSession) -> None:
     """Without it no rule is evaluated by Arrow: every route goes through Spark's columns, at twice the time."""
-    plan = spark_internals.analysed(spark.range(1).select((F.col("id") + 1).alias("x")))
+    plan = spark_internals.analysed_plan(spark.range(1).select((F.col("id") + 1).alias("x")))
     assert plan.projectList().apply(0).references().iterator().next().name() == "id"
 
 
 def test_the_optimised_selection_has_its_expressions(spark: SparkSession) -> None:
     """Without it Arrow adds in another order than Spark, and a sum overflows in one of them only."""
     frame = spark.createDataFrame([], "a long, b long").select(F.expr("a + 1 + b + 2").alias("x"))
-    (sum_,) = [spark_internals.optimised(frame).projectList().apply(0).sql()]
+    (sum_,) = [spark_internals.optimised_plan(frame).projectList().apply(0).sql()]
     assert "3" in sum_
 
 

@@ -225,7 +225,7 @@ def _measure_refresh(spark: SparkSession, task: Task) -> Run:
     preparation = Preparation(Path(task.folder), False, lambda rows: None, LearntSchemas())
     config = loaded.config.model_copy(update={"decode": loaded.config.decode.prepare(preparation)})
     executors = executors_of(spark, registry, config, lake, "refresh")
-    executors.look(spark)
+    executors.check_started(spark)
     context = ReprocessContext(config, spark, lake, checkpoint, executors=executors)
     steps = {"drained": drained.seconds}
     problem = ""

@@ -49,7 +49,7 @@ def tried(column: Column) -> Column:
     shared with another column ahead of the guard, and raise there. The guard is around a struct, since the optimiser
     moves it into the branches of a bare CASE, and leaves the conditions outside.
     """
-    return spark_internals.tried(column)
+    return spark_internals.null_if_raising(column)
 
 
 def holds_where(guard: Column, condition: Column) -> Column:

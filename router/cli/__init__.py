@@ -27,7 +27,7 @@ from router.errors import (
     commands_with_file,
     first_line,
     is_verbose,
-    printable,
+    to_printable,
 )
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def configuration_file() -> Path | None:
 
 def echo_message(text: str, *, err: bool = False) -> None:
     """Print a message of the engine on one line: its commands have the path of the configuration."""
-    click.echo(printable(commands_with_file(text, configuration_file())), err=err)
+    click.echo(to_printable(commands_with_file(text, configuration_file())), err=err)
 
 
 config_argument = click.argument("file", type=existing_file, callback=_keep_file)
@@ -225,7 +225,7 @@ def show_error(error: Exception, command: str | None) -> None:
         for line in lines:
             echo_message(line, err=True)
         return
-    text = printable(first_line(error))
+    text = to_printable(first_line(error))
     # A disk or an object store that does not answer is no fault of the program.
     if not isinstance(error, OSError):
         where = "" if is_verbose() else f"; `router --verbose {command} ...` shows where"

@@ -32,7 +32,7 @@ from router.engine.preflight.route_tests import (
     parse_tests,
     run_tests,
 )
-from router.errors import ConfigError, StartError, printable
+from router.errors import ConfigError, StartError, to_printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,7 +122,7 @@ def write_case(name: str, record: Mapping[str, Any], letter: Mapping[str, Any]) 
     refusal = ", ".join(f"{column} {letter[column]}" for column in LETTER_COLUMNS if letter[column])
     fields = ", ".join(f"{field}: {quote_value(value)}" for field, value in record.items())
     return [
-        f"# {shorten_text(printable(refusal))}",
+        f"# {shorten_text(to_printable(refusal))}",
         f"- name: {quote_value(name)}",
         f"  records: [{{{fields}}}]",
         "  expect: {tables: null, sent: null, dead_letters: []}  # null: not compared",

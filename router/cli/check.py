@@ -168,7 +168,7 @@ def _show_changes(loaded: Loaded, changes: list[Change]) -> None:
 def _summary_line(loaded: Loaded, registry: Registry) -> str:
     routes = loaded.config.routes
     sinks = sum(len(route.sinks) for route in routes)
-    providers = sorted({_provider_of(entry) for entry in registry.selected(loaded.config)})
+    providers = sorted({_provider_of(entry) for entry in registry.selected_entries(loaded.config)})
     counts = f"{_count_of_noun(len(routes), 'route')}, {_count_of_noun(sinks, 'sink')}"
     return f"{loaded.path}: good; {counts}; plugins: {', '.join(providers)}"
 

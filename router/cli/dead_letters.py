@@ -15,7 +15,7 @@ from router.cli.documents import json_option
 from router.cli.listing import Listing, ListingField, ListOptions, list_options, show_list
 from router.cli.values import parse_since
 from router.config.loader import load_config
-from router.errors import printable
+from router.errors import to_printable
 from router.registry import load_registry
 from router.stages import Stage
 
@@ -152,7 +152,7 @@ def _sample_row(sample: dict[str, Any]) -> dict[str, Any]:
     value = sample["value"]
     if value is None:
         return sample
-    return {**sample, "value": shorten_text(printable(value.decode("utf-8", "backslashreplace")))}
+    return {**sample, "value": shorten_text(to_printable(value.decode("utf-8", "backslashreplace")))}
 
 
 def _shown_reason(group: dict[str, Any]) -> str:

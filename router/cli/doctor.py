@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from router.cli import existing_file, plugin_option
-from router.errors import ConfigError, PluginError, printable
+from router.errors import ConfigError, PluginError, to_printable
 
 if TYPE_CHECKING:
     from router.config.models import Config
@@ -40,7 +40,7 @@ def doctor(file: Path | None, as_json: bool, plugin_files: tuple[Path, ...]) -> 
             line = f"{diagnosis.state:<5}  {diagnosis.subject:<{width}}  {diagnosis.what}"
             if diagnosis.todo:
                 line += f"; {diagnosis.todo}"
-            click.echo(printable(line))
+            click.echo(to_printable(line))
     raise SystemExit(int(any(diagnosis.state == "wrong" for diagnosis in diagnoses)))
 
 

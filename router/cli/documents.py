@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from router.errors import printable
+from router.errors import to_printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,12 +31,12 @@ def junit_report(cases: list[dict[str, Any]]) -> bytes:
     root = ET.Element("testsuites")
     suites: dict[str, ET.Element] = {}
     for case in cases:
-        file = printable(case["file"])
+        file = to_printable(case["file"])
         if file not in suites:
             suites[file] = ET.SubElement(root, "testsuite", name=file)
-        element = ET.SubElement(suites[file], "testcase", classname=file, name=printable(case["case"]))
+        element = ET.SubElement(suites[file], "testcase", classname=file, name=to_printable(case["case"]))
         if case["faults"]:
-            faults = [printable(fault) for fault in case["faults"]]
+            faults = [to_printable(fault) for fault in case["faults"]]
             ET.SubElement(element, "failure", message=faults[0]).text = "\n".join(faults)
     for suite in (root, *suites.values()):
         suite.set("tests", str(len([*suite.iter("testcase")])))

@@ -28,7 +28,7 @@ from router.cli.documents import json_option, show_json
 from router.config.loader import load_config
 from router.config.models import as_template, names_of, reads_tables_of
 from router.counts import BY_NAME
-from router.errors import TableError, printable
+from router.errors import TableError, to_printable
 from router.registry import load_registry
 from router.table_names import templates_meet
 
@@ -348,10 +348,10 @@ def _add_branches(branch: Tree, node: GraphNode) -> None:
 
 
 def _node_line(node: GraphNode) -> Text:
-    first, *others = [printable(line) for line in node.text.split("\n")]
+    first, *others = [to_printable(line) for line in node.text.split("\n")]
     text = Text(first, style="bold" if node.kind in ("source", "route") else "")
     if node.side_text:
-        text.append(f"  {printable(node.side_text)}", style="cyan")
+        text.append(f"  {to_printable(node.side_text)}", style="cyan")
     for line in others:
         text.append(f"\n{line}", style="dim")
     return text
@@ -395,4 +395,4 @@ def _quote_for_mermaid(node: GraphNode) -> str:
     lines = node.text.split("\n")
     if node.side_text:
         lines.append(node.side_text)
-    return f'"{"<br/>".join(printable(line).translate(MERMAID_ENTITIES) for line in lines)}"'
+    return f'"{"<br/>".join(to_printable(line).translate(MERMAID_ENTITIES) for line in lines)}"'

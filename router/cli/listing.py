@@ -20,7 +20,7 @@ from rich.text import Text
 
 from router.cli import configuration_file
 from router.cli.documents import in_utc, show_json
-from router.errors import commands_with_file, printable
+from router.errors import commands_with_file, to_printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -62,12 +62,12 @@ class ListingField:
             return ""
         file = configuration_file()
         if isinstance(value, list | tuple):
-            return "\n".join(printable(commands_with_file(str(item), file)) for item in value)
+            return "\n".join(to_printable(commands_with_file(str(item), file)) for item in value)
         if isinstance(value, datetime):
             return f"{in_utc(value):%Y-%m-%d %H:%M:%SZ}"
         if isinstance(value, int) and self.counted:
             return f"{value:,}"
-        return printable(commands_with_file(str(value), file))
+        return to_printable(commands_with_file(str(value), file))
 
     def sort_key(self, row: dict[str, Any]) -> tuple[int, Any]:
         """Return what rows are sorted by: cells without content first, then numbers and times, then texts."""
@@ -183,7 +183,7 @@ def show_listings(
     console = console or _open_console()
     filled = [listing for listing in listings if listing.rows]
     if not filled and nothing:
-        console.print(Text(printable(nothing)), soft_wrap=True)
+        console.print(Text(to_printable(nothing)), soft_wrap=True)
     for listing in filled:
         show_listing(listing, console)
 

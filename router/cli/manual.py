@@ -13,7 +13,7 @@ from rich.markdown import Markdown
 
 from router.cli import shipped_folder
 from router.cli.listing import Listing, ListingField, show_listing
-from router.registry import suggestion
+from router.registry import suggest_names
 
 _RELATIVE_LINK = re.compile(r"!?\[([^\]]+)\]\((?!\w+:)([^)\s#]*)(?:#[^)\s]*)?\)")
 """A link that is no address: to another page, a file of the repository, or a place on the same page."""
@@ -29,7 +29,7 @@ def show_topic(topic: str | None) -> None:
         show_listing(Listing("pages", "", PAGE_FIELDS, rows))
         return
     if topic not in pages:
-        near = suggestion(topic, pages, "all pages", "`router help`")
+        near = suggest_names(topic, pages, "all pages", "`router help`")
         raise click.BadParameter(f"there is no page `{topic}`; {near}", param_hint="TOPIC")
     text = pages[topic].read_text()
     console = Console()

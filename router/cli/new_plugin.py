@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import click
 
 from router.cli import shipped_folder
-from router.errors import printable
-from router.registry import FAMILIES, suggestion
+from router.errors import to_printable
+from router.registry import FAMILIES, suggest_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Set
@@ -34,8 +34,8 @@ def _parse_kinds(_context: click.Context, _option: click.Parameter, text: str) -
     kinds = [kind.strip() for kind in text.split(",")]
     for kind in kinds:
         if kind not in FAMILIES:
-            near = suggestion(kind, FAMILIES, "kinds")
-            raise click.BadParameter(f"there is no kind of parts `{printable(kind)}`; {near}")
+            near = suggest_names(kind, FAMILIES, "kinds")
+            raise click.BadParameter(f"there is no kind of parts `{to_printable(kind)}`; {near}")
     return frozenset(kinds)
 
 
@@ -87,7 +87,7 @@ def _check_name(name: str, folder: Path) -> None:
     elif any(distributions(name=name)):
         problem = "is a distribution that is installed, which `pip install` would replace"
     if problem:
-        text = f"`{printable(name)}` {problem}; choose another, as `shop-router`"
+        text = f"`{to_printable(name)}` {problem}; choose another, as `shop-router`"
         raise click.BadParameter(text, param_hint="NAME")
 
 

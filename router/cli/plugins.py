@@ -16,7 +16,7 @@ from router.cli.documents import json_option, show_json
 from router.cli.listing import Listing, ListingField, show_listing
 from router.cli.new_plugin import new
 from router.config.json_schema import json_schema
-from router.registry import Entry, Registry, load_registry, options_of, suggestion
+from router.registry import Entry, Registry, load_registry, options_of, suggest_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +70,7 @@ def show(name: str | None, as_json: bool, plugin_files: tuple[Path, ...]) -> Non
         if name in family:
             pages.append("\n".join(_page_lines(family[name])))
     if not pages:
-        raise click.BadParameter(f"there is no part `{name}`; {suggestion(name, names)}", param_hint="NAME")
+        raise click.BadParameter(f"there is no part `{name}`; {suggest_names(name, names)}", param_hint="NAME")
     click.echo("\n\n".join(pages))
 
 

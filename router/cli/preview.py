@@ -19,7 +19,7 @@ from router.cli.saves import runs_at_saves
 from router.cli.session import watched_session
 from router.cli.values import parse_since
 from router.config.loader import load_config
-from router.errors import printable
+from router.errors import to_printable
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _show_differences(config: Config, found: Comparison, text: Callable[[Any], s
 
 
 def _show_found(config: Config, sentences: list[tuple[str, str]], *listings: Listing) -> None:
-    show_sentences([(printable(name), printable(sentence)) for name, sentence in sentences])
+    show_sentences([(to_printable(name), to_printable(sentence)) for name, sentence in sentences])
     show_listings(config.name, listings)
 
 

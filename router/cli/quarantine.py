@@ -14,7 +14,7 @@ from router.cli.listing import Listing, ListingField, ListOptions, list_options,
 from router.config.loader import load_config
 from router.errors import StartError
 from router.registry import load_registry
-from router.table_names import matches
+from router.table_names import matches_any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,7 +159,7 @@ class _Waiting:
         identity, _ = config.identity_of(route, None)
 
         def is_chosen(place: Place) -> bool:
-            return identity in (None, place.route) and (not patterns or matches(place.table, patterns))
+            return identity in (None, place.route) and (not patterns or matches_any(place.table, patterns))
 
         chosen = [rows for rows in list_quarantined(config, lake) if is_chosen(rows.place)]
         with_rows = {rows.place for rows in chosen}

@@ -15,7 +15,7 @@ from router.cli.listing import show_sentences, watch_option
 from router.cli.page import serve_page
 from router.cli.values import read_interval_option
 from router.config.loader import load_config
-from router.errors import join_names, line_of, printable
+from router.errors import join_names, line_of, to_printable
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def reason_lines(findings: list[dict[str, Any]], verdict: str) -> list[tuple[str
     lines = [line_of(finding["text"], finding["command"]) for finding in findings]
     if not lines:
         lines = ["all is well" if verdict == "well" else "not known yet: no batch has ended"]
-    return [("why", printable(line)) for line in lines]
+    return [("why", to_printable(line)) for line in lines]
 
 
 def _status_document(summary: StreamSummary, code: int) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def headline_of(summary: StreamSummary, now: float) -> str:
         # Of a step that ends soon this would change with each look.
         if summary["progress"] is not None and now - summary["progress"] >= LONG_STEP_SECONDS:
             state = f"{state} since {datetime.fromtimestamp(summary['progress'], timezone.utc):%H:%M:%S} UTC"
-    return printable(f"{summary['name']}: {state}")
+    return to_printable(f"{summary['name']}: {state}")
 
 
 def subject_sentences(summary: StreamSummary, now: float) -> list[tuple[str, str]]:
@@ -172,7 +172,7 @@ def subject_sentences(summary: StreamSummary, now: float) -> list[tuple[str, str
         ("fields", _unknown_fields_sentence(summary)),
         ("warning", _warning_sentence(summary, now)),
     ]
-    return [(subject, printable(sentence)) for subject, sentence in subjects]
+    return [(subject, to_printable(sentence)) for subject, sentence in subjects]
 
 
 def _witness_sentence(summary: StreamSummary) -> str:

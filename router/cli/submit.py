@@ -195,13 +195,13 @@ class Submission:
 
     def _package_options(self) -> list[str]:
         """Return where the connectors come from, unless the settings name jars; further packages come beside them."""
-        from router.engine.spark.connectors import connectors_of, packages
+        from router.engine.spark.connectors import connectors_of, maven_packages
 
         if "spark.jars" in self.settings:
             return []
         further = self.settings.get("spark.jars.packages", "")
         # Spark takes this option instead of the setting, so it has to name both.
-        coordinates = [*packages(connectors_of(self.loaded.config)), *filter(None, further.split(","))]
+        coordinates = [*maven_packages(connectors_of(self.loaded.config)), *filter(None, further.split(","))]
         return ["--packages", ",".join(coordinates)]
 
     def _pack_distributions(self) -> tuple[Path, ...]:

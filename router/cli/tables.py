@@ -34,9 +34,9 @@ from router.cli.session import session_on_lake
 from router.cli.values import chosen_names
 from router.config.loader import load_config
 from router.counts import COUNTS, count_names
-from router.errors import StartError, TableError, printable
+from router.errors import StartError, TableError, to_printable
 from router.registry import load_registry
-from router.table_names import is_name, matches
+from router.table_names import is_name, matches_any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -181,7 +181,7 @@ def tables(
             lines = [{"fact": name, "text": text} for name, text in facts]
             show_json({"name": config.name, "table": patterns[0], "facts": lines})
         else:
-            show_sentences([(name, printable(text)) for name, text in facts])
+            show_sentences([(name, to_printable(text)) for name, text in facts])
         return
 
     def read_states() -> list[Listing]:
@@ -379,7 +379,7 @@ def maintain(
         for done, table in enumerate(tables):
             tell(done, len(tables))
             plan = maintenance.plan_for(table)
-            if plan and (not patterns or matches(table, patterns)):
+            if plan and (not patterns or matches_any(table, patterns)):
                 rows.append(_maintain_table(maintenance, table, plan, dry=dry_run))
     if not rows:
         fitting = f" and {' '.join(patterns)} fits" if patterns else ""

@@ -10,8 +10,8 @@ import click
 
 from router.config.models import parse_interval, parse_zoned_moment
 from router.errors import StartError
-from router.registry import suggestion
-from router.table_names import matches
+from router.registry import suggest_names
+from router.table_names import matches_any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,10 +60,10 @@ def chosen_names(patterns: tuple[str, ...], names: Iterable[str], what: str) -> 
     """
     every = list(names)
     for pattern in patterns:
-        if not any(matches(name, (pattern,)) for name in every):
-            near = suggestion(pattern, every, listed_in="the command lists all without a name")
+        if not any(matches_any(name, (pattern,)) for name in every):
+            near = suggest_names(pattern, every, listed_in="the command lists all without a name")
             raise StartError(f"{pattern} is no {what}; {near}")
-    return [name for name in every if not patterns or matches(name, patterns)]
+    return [name for name in every if not patterns or matches_any(name, patterns)]
 
 
 def parse_pairs(texts: Iterable[str], option: str) -> dict[str, str]:

@@ -15,9 +15,9 @@ from router.cli.progress import progress_line
 from router.cli.session import watched_session
 from router.cli.views import refresher_of
 from router.config.loader import load_config
-from router.errors import StartError, ViewError, printable
+from router.errors import StartError, ViewError, to_printable
 from router.registry import load_registry
-from router.table_names import matches
+from router.table_names import matches_any
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +62,7 @@ def verify(
     config = load_config(file, load_registry(plugin_files)).config
     with progress_line(config.name, "tables") as tell:
         audits = verify_tables(config, patterns, contents=contents, tell=tell)
-    absent = [pattern for pattern in patterns if not any(matches(audit.table, (pattern,)) for audit in audits)]
+    absent = [pattern for pattern in patterns if not any(matches_any(audit.table, (pattern,)) for audit in audits)]
     if absent:
         raise StartError(f"{config.name} has no rows in {', '.join(absent)}; `router tables FILE` lists its tables")
 
@@ -74,8 +74,8 @@ def verify(
         show_json({"name": config.name, "tables": [_facts_of(audit) for audit in audits], "not_compared": notes})
     else:
         for note in notes:
-            click.echo(printable(note))
-        show_sentences([(printable(audit.table), printable(_verdict_on(audit))) for audit in audits])
+            click.echo(to_printable(note))
+        show_sentences([(to_printable(audit.table), to_printable(_verdict_on(audit))) for audit in audits])
     raise SystemExit(int(any(audit.problems for audit in audits)))
 
 
@@ -93,7 +93,7 @@ def _recompute_views(
     with watched_session(config, master, by_spark=True) as spark:
         refresher = refresher_of(config, spark)
         for view in config.views:
-            if chosen and not any(matches(table, chosen) for table, _ in tables_of_views[view.name]):
+            if chosen and not any(matches_any(table, chosen) for table, _ in tables_of_views[view.name]):
                 continue
             try:
                 by_table = find_differences(refresher, view)

@@ -16,7 +16,7 @@ from rich.status import Status
 
 from router.cli import configuration_file
 from router.counts import COUNTS
-from router.errors import ConfigError, RouterError, commands_with_file, first_line, printable
+from router.errors import ConfigError, RouterError, commands_with_file, first_line, to_printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,7 +134,7 @@ class _TextLines(logging.Formatter):
         self._file = file
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        record.message = printable(commands_with_file(record.message, self._file))
+        record.message = to_printable(commands_with_file(record.message, self._file))
         return super().formatMessage(record)
 
 

@@ -18,8 +18,8 @@ from router.api.parts import Part
 from router.config.models import BRONZE_PATTERN, HYPHENED_PATTERN, NAME_PATTERN, TABLE_PATTERN, Config
 from router.config.validation import Finding
 from router.config.yaml_tree import Items, Keys, MappingEntry, Scalar, YamlNode, child_nodes
-from router.errors import Problem, printable
-from router.registry import TRUSTED, options_of, suggestion
+from router.errors import Problem, to_printable
+from router.registry import TRUSTED, options_of, suggest_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -215,7 +215,7 @@ def _suggest_nearest(node: YamlNode, context: dict[str, Any]) -> str:
     if not allowed or not isinstance(node, Scalar):
         return ""
     # All that are allowed stand in the message already: of the hint only the question is new.
-    question, mark, _ = suggestion(node.text, allowed).partition("?")
+    question, mark, _ = suggest_names(node.text, allowed).partition("?")
     return f"{question}?" if mark else ""
 
 
@@ -324,7 +324,9 @@ class Document:
         if place.key is not None and (at_key or is_nothing):
             spot = place.key
         line, column = place_inside(self.widths, spot.line, spot.column)
-        return Problem(self.file, line, column, printable(".".join(place.path)), printable(what), printable(hint), code)
+        return Problem(
+            self.file, line, column, to_printable(".".join(place.path)), to_printable(what), to_printable(hint), code
+        )
 
 
 def widths_of(text: str) -> tuple[int, ...]:
@@ -387,7 +389,7 @@ def _similar_keys(entries: Entries, loc: KeyPath) -> str:
         if any(issubclass(model, Part) and "kind" not in vars(model) for model in _models_at(entries, loc[:length])):
             listed_in = f"`router plugins {loc[length - 1]}`"
             break
-    return suggestion(str(loc[-1]), known_keys(entries, loc[:-1]), "known keys", listed_in)
+    return suggest_names(str(loc[-1]), known_keys(entries, loc[:-1]), "known keys", listed_in)
 
 
 def option_description(entries: Entries, loc: KeyPath) -> str:

@@ -17,9 +17,9 @@ from router.api.parts import Part, Rule
 from router.api.sinks import LakeSink, MergingSink, Sink
 from router.config.models import Bronze, Config, Let, Source, View, names_of, read_shared, reads_tables_of, with_named
 from router.config.yaml_tree import Items, Keys, Scalar, YamlNode, plain_data
-from router.registry import suggestion
+from router.registry import suggest_names
 from router.storage.addresses import STORAGE_BY_SCHEME, is_local, normalize_address
-from router.table_names import BronzeTables, folded, may_collide, templates_meet, underscored
+from router.table_names import BronzeTables, fold_name, may_collide, templates_meet, to_underscores
 from router.templates import fill_template, template_fields
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _kafka_options(root: YamlNode) -> Iterator[Finding]:
             hint = "remove it; a run stops if records are gone, and `--accept lost-records` continues after them"
             yield Finding((*loc, key), message, hint, at_key=True)
         elif not name.startswith("kafka.") and name not in of_spark:
-            near = suggestion(key, _KAFKA_OPTIONS_OF_SPARK, "those of Spark")
+            near = suggest_names(key, _KAFKA_OPTIONS_OF_SPARK, "those of Spark")
             hint = f"one of the Kafka client is written `kafka.{key}`; {near}"
             yield Finding((*loc, key), "Spark would ignore this option", hint, at_key=True)
 
@@ -224,7 +224,7 @@ def _unique_names(root: YamlNode, loc: KeyPath, noun: str) -> Iterator[Finding]:
         name = item if isinstance(item, Scalar) else _node_at(item, ("name",))
         if not isinstance(name, Scalar) or not name.text:
             continue
-        first_index, first_name = first.setdefault(underscored(name.text), (index, name))
+        first_index, first_name = first.setdefault(to_underscores(name.text), (index, name))
         if first_index == index:
             continue
         same = "the same name"
@@ -242,7 +242,7 @@ def _unique_identities(root: YamlNode) -> Iterator[Finding]:
         identity = _node_at(route, ("was",)) or _node_at(route, ("name",))
         if not isinstance(identity, Scalar) or not identity.text:
             continue
-        first_index, line = first.setdefault(underscored(identity.text), (index, identity.line))
+        first_index, line = first.setdefault(to_underscores(identity.text), (index, identity.line))
         if first_index == index:
             continue
         # Two names that are the same, of which neither was given by `was`, are another check's.
@@ -346,7 +346,7 @@ def _shared_tables(root: YamlNode, registry: Registry) -> Iterator[Finding]:
     listed: dict[str, frozenset[str]] = {}
     topics = [topic.text for topic in _items_at(root, ("source", "kafka", "topics")) if isinstance(topic, Scalar)]
     if topics:
-        listed["topic"] = frozenset(underscored(topic) for topic in topics)
+        listed["topic"] = frozenset(to_underscores(topic) for topic in topics)
     for loc, node in _sink_nodes(root):
         sink = _resolve_part(registry, Sink, node)
         if not isinstance(sink, LakeSink):
@@ -376,10 +376,10 @@ def _check_views(root: YamlNode, registry: Registry) -> Iterator[Finding]:
     for index, view in views_by_index.items():
         loc = ("views", index)
         if view.source.route and view.source.route not in routes:
-            hint = suggestion(view.source.route, routes, "the routes")
+            hint = suggest_names(view.source.route, routes, "the routes")
             yield Finding((*loc, "from", "route"), "there is no such route", hint)
         if view.source.view and view.source.view not in views:
-            hint = suggestion(view.source.view, views, "the views")
+            hint = suggest_names(view.source.view, views, "the views")
             yield Finding((*loc, "from", "view"), "there is no such view", hint)
         for table, whose in tables.items():
             if templates_meet(view.into, table):
@@ -568,8 +568,8 @@ def _storage_kind(place: str) -> str | None:
 def _table_of_topic(template: str, topic: str) -> str:
     """Return the table of a topic, as far as a template tells; the topic if it makes no name."""
     # What other fields hold is not known: any text stands for it.
-    name = fill_template(template, lambda field: underscored(topic) if field == "topic" else "x")
-    return folded(name) or topic
+    name = fill_template(template, lambda field: to_underscores(topic) if field == "topic" else "x")
+    return fold_name(name) or topic
 
 
 def _sink_nodes(root: YamlNode) -> Iterator[tuple[KeyPath, YamlNode]]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from router.config.yaml_tree import Items, Keys, MappingEntry, Scalar, YamlNode, parse_plain_scalar
-from router.errors import Problem, printable
+from router.errors import Problem, to_printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,7 +77,7 @@ class _Substitution:
         try:
             text = _REFERENCE_OR_ESCAPE.sub(self._value_of_token, node.text)
         except _UnresolvedError as unknown:
-            place = printable(".".join(path))
+            place = to_printable(".".join(path))
             self.problems.append(
                 Problem(self._file, node.line, node.column, place, unknown.what, unknown.hint, "variable")
             )
@@ -115,7 +115,7 @@ class _Substitution:
 
 def _read_value_file(path: Path) -> str:
     """Return the text of a file without the line break at its end."""
-    shown = printable(str(path))
+    shown = to_printable(str(path))
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise _UnresolvedError(f"{shown} is not a regular file", "name a file that holds the value")

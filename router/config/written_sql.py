@@ -17,7 +17,7 @@ from router.config.validation import Finding, read_sound
 from router.config.yaml_tree import Items, Keys, Scalar, YamlNode, child_nodes, plain_data
 from router.errors import RouterError, first_line
 from router.record import RECORD
-from router.registry import suggestion
+from router.registry import suggest_names
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -153,7 +153,7 @@ class _Check:
             names.append(parts[1] if is_qualified else parts[0])
         for name in dict.fromkeys(names):
             if name.lower() not in {one.lower() for one in known} and not name.startswith("_"):
-                hint = f"{suggestion(name, columns, 'its columns')}; {SPARK_DECIDES}"
+                hint = f"{suggest_names(name, columns, 'its columns')}; {SPARK_DECIDES}"
                 self.notes.append(Finding(loc, f"`source` may have no column `{name}`", hint, code="field"))
 
     def _check_expectations(self, item: YamlNode, loc: KeyPath) -> None:
@@ -188,7 +188,7 @@ class _Check:
             return
         candidates = [*columns, *(f"event.{field}" for field in self.fields or ()), *RECORD]
         what = f"`{name}` is no column of the route or the record"
-        self._add_finding(loc, what, suggestion(name, candidates, "columns, and fields of the event"))
+        self._add_finding(loc, what, suggest_names(name, candidates, "columns, and fields of the event"))
 
     def _check_text(
         self, kind: str, loc: KeyPath, node: Scalar, columns: list[str] | None, renamed: Collection[str] = ()
@@ -205,7 +205,7 @@ class _Check:
         elif kind == "column" and columns is not None and re.fullmatch(r"[\w.]+", node.text):
             name = node.text.removeprefix("event.").split(".")[0]
             if name.lower() not in (*columns, *renamed):
-                self._add_finding(loc, f"the route has no column `{name}`", suggestion(name, columns, "its columns"))
+                self._add_finding(loc, f"the route has no column `{name}`", suggest_names(name, columns, "its columns"))
 
     def _check_templates(self, loc: KeyPath, node: YamlNode, columns: list[str] | None) -> None:
         """Look at the fields in braces, which are fields of the event or columns of the route."""
@@ -249,7 +249,7 @@ class _Check:
                 return
             if name.lower() not in fields:
                 whose = f"`{above}` has" if above else "events have"
-                self._add_finding(loc, f"{whose} no field `{name}`", suggestion(name, fields, "the fields"))
+                self._add_finding(loc, f"{whose} no field `{name}`", suggest_names(name, fields, "the fields"))
                 return
             fields = fields[name.lower()]
             above = f"{above}.{name}" if above else name

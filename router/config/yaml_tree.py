@@ -17,7 +17,7 @@ from yaml.reader import Reader, ReaderError
 from yaml.resolver import BaseResolver
 from yaml.scanner import Scanner
 
-from router.errors import Problem, printable
+from router.errors import Problem, to_printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -240,7 +240,7 @@ def _syntax_problem(error: yaml.MarkedYAMLError, text: str, file: str) -> Proble
     hint = next((hint for sign, hint in _SYNTAX_HINTS.items() if sign in message), "")
     if not hint and "'{'" in message and "${" in text:
         hint = 'inside { } or [ ] put quotes around a variable: "${NAME}"'
-    return Problem(file, line, column, "", printable(f"not YAML: {message}"), hint)
+    return Problem(file, line, column, "", to_printable(f"not YAML: {message}"), hint)
 
 
 @dataclass(frozen=True)
@@ -343,7 +343,7 @@ class _Builder:
 
     def _refuse_node(self, node: yaml.Node, path: KeyNames, what: str, hint: str) -> Scalar:
         line, column = _place_of(node)
-        self.problems.append(Problem(self._file, line, column, printable(".".join(path)), what, hint))
+        self.problems.append(Problem(self._file, line, column, to_printable(".".join(path)), what, hint))
         return Scalar(line, column, "", None, broken=True)
 
 

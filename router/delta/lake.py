@@ -22,7 +22,7 @@ from router.errors import StartError
 from router.storage import files as storage
 from router.storage.addresses import STORAGE_BY_SCHEME, URI_SCHEME, is_local, normalize_address
 from router.storage.locations import Location
-from router.table_names import usable
+from router.table_names import is_usable_name
 from router.templates import literal_template
 
 DAMAGED_LOG = "its log is"
@@ -80,7 +80,7 @@ class Lake:
 
         Raises ValueError if a location applies to the table, but makes no valid place of its name.
         """
-        if not self.locations or not usable(table) or table != table.lower():
+        if not self.locations or not is_usable_name(table) or table != table.lower():
             return None
         for location in self.locations:
             place = location.place_of(table)

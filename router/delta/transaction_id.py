@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from deltalake import Transaction
 
-from router.table_names import underscored
+from router.table_names import to_underscores
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -196,7 +196,7 @@ def parse_transaction_id(app_id: str) -> TransactionId | None:
 
 def _quarantine_table(rows: TransactionId) -> str:
     """Return the name of the quarantine of a sink."""
-    return f"quarantine.{underscored(rows.query_name)}__{underscored(rows.route)}__{rows.sink}"
+    return f"quarantine.{to_underscores(rows.query_name)}__{to_underscores(rows.route)}__{rows.sink}"
 
 
 def to_transactions(ids: Mapping[str, int]) -> list[Transaction]:

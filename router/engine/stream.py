@@ -43,7 +43,7 @@ from router.engine.retryable_errors import (
 from router.engine.source import source
 from router.engine.source.consumer_group import ConsumerGroup, refuse_foreign_group
 from router.engine.source.failing_records import Span
-from router.engine.spark.session import alive, quiet_failures, quiet_gateway
+from router.engine.spark.session import is_alive, quiet_failures, quiet_gateway
 from router.engine.start.checks import (
     Checkpoint,
     executors_of,
@@ -147,7 +147,7 @@ def _run_with_status(
         return reports
     except Exception as error:
         status.enter_state("failed", first_line(error))
-        if alive(spark):
+        if is_alive(spark):
             refusal = refusal_by_broker(loaded.config, error)
             if refusal:
                 raise refusal from error
@@ -207,7 +207,7 @@ def _run_with_retries(
             log.info("%s: the start no longer waits: the trouble is over", config.name)
         with ThreadPoolExecutor(1) as pool:  # Spark plans the query meanwhile; the first batch waits for it
             executors = executors_of(spark, registry, config, lake)
-            probe = pool.submit(executors.look, spark)
+            probe = pool.submit(executors.check_started, spark)
             stream = _StreamRun(
                 config=config,
                 folder=loaded.path.parent,
@@ -269,7 +269,7 @@ def make_retrying(
         status.enter_state("waiting", first_line(error))
 
     return Retrying(
-        retry=retry_if_exception(lambda error: is_temporary(error) and alive(spark)),
+        retry=retry_if_exception(lambda error: is_temporary(error) and is_alive(spark)),
         wait=pauses or GrowingPauses(),
         stop=stop_when_event_set(stop),
         sleep=sleep_using_event(stop),
@@ -604,7 +604,7 @@ class _StreamRun:
             self.status.note_report(report)
             self.reports.append(report)
             self.unreported.append(report)
-            self.registry.finished(report)
+            self.registry.notify_observers(report)
         except BaseException as error:
             self.error = error
             raise

@@ -150,7 +150,7 @@ class TopicIds:
         if not begins:
             return
         for record in as_rows(source.records_between(self.spark, kafka, begins, ends).toArrow()):
-            table = lake.open(bronze.of(record["topic"]))
+            table = lake.open(bronze.table_of(record["topic"]))
             if table is None:
                 continue
             is_record = pc.field("topic") == record["topic"]

@@ -27,7 +27,7 @@ from router.api.decoding import DECODER_RAISES
 from router.api.parts import ENCODER_RAISES
 from router.api.sinks import Batch, Opening
 from router.record import RAW_SCHEMA
-from router.table_names import usable
+from router.table_names import is_usable_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,16 +91,16 @@ def check_decoder(spark: SparkSession, decoder: Decoder, good_values: Sequence[b
     """
     values = [*GARBAGE, *good_values]
     _check_decoding(spark, decoder)
-    rows = _decode(spark, decoder, values)
+    rows = _decode_values(spark, decoder, values)
     for good_value, row in zip(good_values, rows[len(GARBAGE) :], strict=True):
         _require(row["event"] is not None, f"{good_value[:200]!r} is good and has no event: {row['_error']}")
     # In the other order each record has other neighbours before and after it.
-    rows_of_reversed = _decode(spark, decoder, values[::-1])[::-1]
+    rows_of_reversed = _decode_values(spark, decoder, values[::-1])[::-1]
     for value, row, other_row in zip(values, rows, rows_of_reversed, strict=True):
         is_same = all(row[name] == other_row[name] for name in ADDED)
         # NaN is not equal to itself.
         has_nan = "nan" in repr(row["event"])
-        _require(is_same or has_nan, f"{_shorten(value)} is decoded to something else among other neighbours")
+        _require(is_same or has_nan, f"{_shorten_value(value)} is decoded to something else among other neighbours")
 
 
 def check_rule(spark: SparkSession, rule: Rule, events: DataFrame) -> None:
@@ -113,7 +113,7 @@ def check_rule(spark: SparkSession, rule: Rule, events: DataFrame) -> None:
     frame = _with_raw_columns(events)
     _check_type(frame.select(F.lit(rule.matches()).alias("result")), T.BooleanType(), "matches()")
     is_event = F.col("event").isNotNull()
-    _evaluate(frame, lambda: holds_where(is_event, rule.matches()), T.BooleanType(), "matches()")
+    _evaluate_column(frame, lambda: holds_where(is_event, rule.matches()), T.BooleanType(), "matches()")
 
 
 def check_table_sink(spark: SparkSession, sink: TableSink, events: DataFrame) -> None:
@@ -125,10 +125,10 @@ def check_table_sink(spark: SparkSession, sink: TableSink, events: DataFrame) ->
     """
     table = sink.table()
     if isinstance(table, str):
-        _require(usable(table), f"table() returns {table!r}, which breaks the naming rule")
+        _require(is_usable_name(table), f"table() returns {table!r}, which breaks the naming rule")
         return
     frame = _with_empty_record(spark, _with_raw_columns(events))
-    _evaluate(frame, sink.table, T.StringType(), "table()")
+    _evaluate_column(frame, sink.table, T.StringType(), "table()")
 
 
 def check_applying_sink(
@@ -183,7 +183,7 @@ def check_encoder(
         _require(is_same, f"row {index} is encoded to something else among its neighbours")
 
 
-def _decode(spark: SparkSession, decoder: Decoder, values: Sequence[bytes | None]) -> list[dict[str, Any]]:
+def _decode_values(spark: SparkSession, decoder: Decoder, values: Sequence[bytes | None]) -> list[dict[str, Any]]:
     """Return the decoded rows in the order of the values, after the checks that need one run only."""
     records: list[tuple[Any, ...]] = []
     for offset, value in enumerate(values):
@@ -231,7 +231,7 @@ def _check_decoding(spark: SparkSession, decoder: Decoder) -> None:
 
 
 def _check_row(offset: int, value: bytes | None, row: dict[str, Any]) -> None:
-    record = f"record {offset} ({_shorten(value)})"
+    record = f"record {offset} ({_shorten_value(value)})"
     raw = {"key": b"k", "value": value, "topic": "topic", "offset": offset}
     _require(raw.items() <= row.items(), f"{record}: the raw columns are changed")
     _require(row["event"] is None or row["_error"] is None, f"{record} has an event and an error: {row['_error']}")
@@ -249,7 +249,7 @@ def _in_outbox(spark: SparkSession, rows: DataFrame) -> DataFrame:
     return spark.createDataFrame(placed, T.StructType([*coordinates.fields, *rows.schema.fields]))
 
 
-def _evaluate(frame: DataFrame, make: Callable[[], str | Column], kind: T.DataType, what: str) -> list[Any]:
+def _evaluate_column(frame: DataFrame, make: Callable[[], str | Column], kind: T.DataType, what: str) -> list[Any]:
     """Return the values of a column; check its type, that it raises nowhere, and that it repeats its values."""
     # Made and analysed twice: Spark fixes the seed of a random function when it analyses the frame.
     first = frame.select(F.lit(make()).alias("result"))
@@ -289,7 +289,7 @@ def _with_empty_record(spark: SparkSession, events: DataFrame) -> DataFrame:
     return events.unionByName(empty).coalesce(1)
 
 
-def _shorten(value: bytes | None) -> str:
+def _shorten_value(value: bytes | None) -> str:
     if value is None or len(value) <= SHOWN_BYTES:
         return repr(value)
     return repr(value[:SHOWN_BYTES] + b"...")

@@ -246,12 +246,14 @@ def test_a_lake_that_is_another_folder_on_one_machine_is_refused(worker, submit,
 
 
 def test_a_router_that_does_not_travel_is_refused(worker, submit, configured, tmp_path):
-    from router.engine.spark.connectors import CONNECTORS, packages
+    from router.engine.spark.connectors import CONNECTORS, maven_packages
 
     worker()
     config = configured(tmp_path / "cluster")
 
-    said = refused(submit(config, "--installed", **{"spark.jars.packages": ",".join(packages(CONNECTORS))}), config)
+    said = refused(
+        submit(config, "--installed", **{"spark.jars.packages": ",".join(maven_packages(CONNECTORS))}), config
+    )
 
     assert said.startswith("router: an executor cannot work: it cannot import the router (No module named 'router'")
 

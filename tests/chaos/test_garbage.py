@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.table_names import usable
+from router.table_names import is_usable_name
 from tests.chaos import lakes
 from tests.chaos.conftest import configuration
 from tests.light import drawn
@@ -125,10 +125,10 @@ def test_garbage_is_kept_with_its_reason(drain, new_topic, tmp_path, commit, cou
     found = {table: lakes.places(lake, table) for table in lakes.tables(lake) if table.startswith("silver.")}
     landed = sum(found.values(), Counter())
     assert differing(dead + landed, Counter(place[:2] for place in sent)) == []
-    assert all(usable(table) and table == table.lower() for table in found)
+    assert all(is_usable_name(table) and table == table.lower() for table in found)
     for place, name in enumerate(names):
         table = f"silver.{name}".lower()
-        assert (0, place) in (found[table] if usable(f"silver.{name}") else dead), name
+        assert (0, place) in (found[table] if is_usable_name(f"silver.{name}") else dead), name
     assert all(row["stage"] and row["reason"] for row in lakes.read(lake, "ops.dead_letters"))
     balanced(lake, len(names) + len(values))
     assert everything(tmp_path) == before, "something is outside of the lake"

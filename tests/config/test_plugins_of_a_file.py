@@ -98,8 +98,8 @@ def test_a_module_is_imported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     loaded = load_config(write(folder, "rules_of_this_test"), load_registry())
 
-    assert loaded.registry.modules(loaded.config) != ()
-    assert "rules_of_this_test" in loaded.registry.modules(loaded.config)
+    assert loaded.registry.modules_of_parts(loaded.config) != ()
+    assert "rules_of_this_test" in loaded.registry.modules_of_parts(loaded.config)
 
 
 @pytest.mark.parametrize(

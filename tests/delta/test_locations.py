@@ -15,7 +15,7 @@ from pyarrow import fs
 from router.delta.lake import Lake
 from router.delta.located_files import LocatedFiles
 from router.storage.locations import Location
-from router.table_names import folded
+from router.table_names import fold_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +59,7 @@ def test_the_key_of_one_table_is_not_used_for_another_in_its_bucket() -> None:
 @given(st.text(), st.text())
 def test_no_value_leaves_its_place_or_shares_it(one: str, other: str) -> None:
     """Without it a record decides where the router writes."""
-    tables = [name for value in (one, other) if (name := folded(f"silver.{value}"))]
+    tables = [name for value in (one, other) if (name := fold_name(f"silver.{value}"))]
     for place in ("/data/games/{event.game}/rows", "s3://b/games/{event.game}", "s3://games-{event.game}/rows"):
         location = Location(GAMES, place)
         before, _, after = place.partition("{event.game}")

@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.delta.lake import Lake
-from router.table_names import NAME_CHARACTERS_SHOWN, BronzeTables, folded, may_collide, refused, usable
+from router.table_names import (
+    NAME_CHARACTERS_SHOWN,
+    BronzeTables,
+    describe_refused_name,
+    fold_name,
+    is_usable_name,
+    may_collide,
+)
 from router.templates import fill_template, template_fields
 from tests.light import drawn
 
@@ -88,13 +95,13 @@ NAMES = st.one_of(
 @pytest.mark.parametrize("name", ACCEPTED.values(), ids=ACCEPTED)
 def test_a_good_name_is_usable(name: str) -> None:
     """Without it a game with an ordinary name would have no table."""
-    assert usable(name)
+    assert is_usable_name(name)
 
 
 @pytest.mark.parametrize("name", REFUSED.values(), ids=REFUSED)
 def test_a_bad_name_is_refused(name: str) -> None:
     """Without it one record could write beside the lake, hide, or break whoever opens the lake on another system."""
-    assert not usable(name)
+    assert not is_usable_name(name)
 
 
 @settings(max_examples=drawn(500))
@@ -102,7 +109,7 @@ def test_a_bad_name_is_refused(name: str) -> None:
 def test_no_accepted_name_leaves_the_lake(name: str) -> None:
     """Without it a record names any file of the machine."""
     root = Path("/somewhere/lake")
-    if usable(name):
+    if is_usable_name(name):
         place = Path(Lake.at(str(root)).address(name.lower()))
         assert place.resolve().parent.parent == root
         assert place.name.isascii()
@@ -110,19 +117,19 @@ def test_no_accepted_name_leaves_the_lake(name: str) -> None:
 
 def test_names_that_differ_by_case_are_one_table() -> None:
     """Without it Poker and poker are two tables, and on some disks one folder with two logs."""
-    assert {folded(name) for name in ("silver.Poker", "silver.poker", "SILVER.POKER")} == {"silver.poker"}
-    assert folded("../../x") is None
-    assert folded(None) is None
+    assert {fold_name(name) for name in ("silver.Poker", "silver.poker", "SILVER.POKER")} == {"silver.poker"}
+    assert fold_name("../../x") is None
+    assert fold_name(None) is None
 
 
 def test_each_topic_has_a_bronze_table() -> None:
     """Without it a topic with a name that no table may have stops the stream, or its records are nowhere."""
     bronze = BronzeTables("raw.from_{topic}_v1", frozenset({"raw.from_dead_v1"}))
 
-    assert bronze.of("Game-Events") == "raw.from_game_events_v1"
+    assert bronze.table_of("Game-Events") == "raw.from_game_events_v1"
     for odd in ("a.b", "x" * 249, "dead", "\u00fc"):
-        assert bronze.of(odd) == bronze.others == "raw.from_other_topics_v1"
-    assert {bronze.of(name) in bronze for name in ("a", "a.b")} == {True}
+        assert bronze.table_of(odd) == bronze.others == "raw.from_other_topics_v1"
+    assert {bronze.table_of(name) in bronze for name in ("a", "a.b")} == {True}
     assert not any(name in bronze for name in ("raw.from_dead_v1", "raw.from__v1", "raw.other", "silver.a", None))
     assert "bronze.all" in BronzeTables("bronze.all")
     assert "bronze.other" not in BronzeTables("bronze.all")
@@ -150,5 +157,5 @@ def test_a_template_that_is_taken_tells_its_fields_apart(template: str) -> None:
 
 def test_the_reason_shows_the_name_within_bounds() -> None:
     """Without it a dead letter does not say what was wrong with a name, or is as long as its sender likes."""
-    assert "null" in refused(None)
-    assert refused("x" * 300).count("x") == NAME_CHARACTERS_SHOWN
+    assert "null" in describe_refused_name(None)
+    assert describe_refused_name("x" * 300).count("x") == NAME_CHARACTERS_SHOWN

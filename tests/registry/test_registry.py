@@ -202,8 +202,8 @@ def test_modules_are_those_of_selected_parts_that_executors_import(plugin, monke
     registry = load_registry([plugin(REGION), PARTS])
 
     parts = tuple(registry.resolve(Rule, {name: {"code": "eu"}}) for name in ("region", "installed"))
-    assert registry.modules(Holder(parts=parts)) == ("an_installed_plugin",)
-    assert [entry.name for entry in registry.selected(Holder(parts=parts))] == ["installed", "region"]
+    assert registry.modules_of_parts(Holder(parts=parts)) == ("an_installed_plugin",)
+    assert [entry.name for entry in registry.selected_entries(Holder(parts=parts))] == ["installed", "region"]
 
 
 REPORT = BatchReport("games", 7, 5, 4, 1, 0, 1, 2, 2)
@@ -220,7 +220,7 @@ def test_failing_observer_is_logged_and_keeps_nobody_from_hearing(plugin, caplog
     registry = load_registry(files)
 
     with caplog.at_level(logging.ERROR):
-        registry.finished(REPORT)
+        registry.notify_observers(REPORT)
 
     heard = [plugin.heard for plugin in registry.manager.get_plugins() if plugin.heard]
     assert [REPORT] in heard

@@ -50,7 +50,7 @@ from router.engine.start.checks import Checkpoint
 from router.engine.views.note import Note, ViewTarget, view_note_path
 from router.errors import StartError, TableError, first_line
 from router.own_names import DELETIONS, OUTBOX, OWN_LAYERS, TIMESTAMP
-from router.table_names import is_name, matches
+from router.table_names import is_name, matches_any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -355,7 +355,7 @@ class Verification:
         tables = sorted(self.table_names())
         if patterns:
             named = filter(is_name, patterns)
-            tables = sorted({*named, *(table for table in tables if matches(table, patterns))})
+            tables = sorted({*named, *(table for table in tables if matches_any(table, patterns))})
         audits: list[TableAudit] = []
         sums: dict[tuple[str, str], BatchRows] = defaultdict(BatchRows)
         since: dict[str, int] = {}
@@ -385,7 +385,7 @@ class Verification:
         by_table = {audit.table: audit for audit in audits}
         without_audit: list[TableAudit] = []
         for table, cause in waiting_tables(self.config).items():
-            if patterns and not matches(table, patterns):
+            if patterns and not matches_any(table, patterns):
                 continue
             if table not in by_table:
                 by_table[table] = TableAudit(table)

@@ -41,7 +41,7 @@ from router.engine.expressions.tree import (
     repeat_scalar,
     type_name,
 )
-from router.spark_internals import analysed, optimised, schema_text
+from router.spark_internals import analysed_plan, optimised_plan, schema_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -62,11 +62,11 @@ def translate_columns(frame: DataFrame, columns: Sequence[Column]) -> list[Node]
     if "collate" in schema_text(frame).lower():
         raise Untranslatable("a column with a collation")
     selection = frame.select(*[column.alias(f"_{k}") for k, column in enumerate(columns)])
-    written = analysed(selection).projectList()
+    written = analysed_plan(selection).projectList()
     for k in range(len(columns)):
         _check_written(written.apply(k))
     try:
-        plan = optimised(selection)
+        plan = optimised_plan(selection)
     except PySparkException as error:
         raise Untranslatable(f"a constant on which Spark raises {error.getCondition()}") from None
     nodes = _translate_projections(plan)

@@ -22,7 +22,7 @@ from router.engine.lookup.join import LookupTable, join_lookups
 from router.own_names import BRONZE
 from router.record import UNREADABLE
 from router.stages import Stage
-from router.table_names import folded, refused
+from router.table_names import describe_refused_name, fold_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -350,12 +350,14 @@ class _Labels:
         bad = pc.and_not(lands, self.columns[target.destination].is_valid())
         self.columns[str(target.bad_name)] = bad  # a sink that names tables per row has it
         if bad.true_count:
-            reasons = pa.array([refused(name) for name in names], pa.string()).take(coded.indices)
-            self._add_dead(bad, Stage.NAME, pc.fill_null(reasons, refused(None)), route.labels.name, target.sink)
+            reasons = pa.array([describe_refused_name(name) for name in names], pa.string()).take(coded.indices)
+            self._add_dead(
+                bad, Stage.NAME, pc.fill_null(reasons, describe_refused_name(None)), route.labels.name, target.sink
+            )
 
     def _table_of(self, name: str) -> str | None:
         """Return the table of a name from data; None if it names none, or one that holds the router's own rows."""
-        table = folded(name)
+        table = fold_name(name)
         if table in self.labelling.own_tables:
             return None
         bronze = self.labelling.layout.bronze

@@ -43,7 +43,7 @@ from router.own_names import (
     TOPIC,
 )
 from router.record import BATCH, RAW_COLUMNS, RECORD_ARRIVAL, raw_arrow_schema
-from router.table_names import underscored
+from router.table_names import to_underscores
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -263,12 +263,12 @@ class Demands:
 
 def outbox_of(query: str, route: str, sink: str) -> str:
     """Return the name of a sink's outbox: the table that keeps its rows until they are applied or merged."""
-    return f"{OUTBOX}{underscored(query)}__{underscored(route)}__{sink}"
+    return f"{OUTBOX}{to_underscores(query)}__{to_underscores(route)}__{sink}"
 
 
 def quarantine_of(query: str, route: str, sink: str) -> str:
     """Return the name of a sink's quarantine: the table that keeps rows until their table may take them."""
-    return f"{QUARANTINE}{underscored(query)}__{underscored(route)}__{sink}"
+    return f"{QUARANTINE}{to_underscores(query)}__{to_underscores(route)}__{sink}"
 
 
 ORDERED = (NumericType, StringType, DateType, TimestampType, TimestampNTZType)

@@ -50,7 +50,7 @@ from router.engine.label.tombstones import takes_tombstones
 from router.errors import StartError, first_line
 from router.record import RECORD
 from router.registry import call_part, parts_in
-from router.spark_internals import analysed, arrow_type
+from router.spark_internals import analysed_plan, arrow_type
 from router.templates import template_fields
 
 if TYPE_CHECKING:
@@ -589,7 +589,7 @@ def _read_column(name: str) -> Node:
 
 def _reads_any(scope: DataFrame, columns: list[Column], names: set[str]) -> bool:
     """Return whether columns over a frame read any of some names. Raises AnalysisException if one exists nowhere."""
-    projections = analysed(scope.select(*columns)).projectList()
+    projections = analysed_plan(scope.select(*columns)).projectList()
     for k in range(len(columns)):
         references = projections.apply(k).references().iterator()
         while references.hasNext():

@@ -18,7 +18,7 @@ from router.delta.staged_files import StagedFile
 from router.engine.label.layout import TRACED
 from router.engine.land.record_ages import TableAges
 from router.engine.land.task import MAX_WANTED_SCHEMAS, LandingWork, landing_task
-from router.engine.spark.executors import Executors, refusal
+from router.engine.spark.executors import Executors, refusal_by_executors
 from router.engine.spark.session import BATCH_BYTES, UNBOUNDED
 
 if TYPE_CHECKING:
@@ -244,14 +244,14 @@ class LandingJob:
             asked=asked,
             traced=self.traced,
         )
-        task = self.executors.guarded(landing_task(work), reports=True)
+        task = self.executors.guard_task(landing_task(work), reports=True)
         self.spark.conf.set(BATCH_BYTES, str(BOUNDED_BATCH_BYTES) if bounded else UNBOUNDED)
         try:
             rows = frame.mapInArrow(task, "report string").collect()  # one per file and source partition of a task
             reports = self.executors.without_looks(json.loads(row["report"]) for row in rows)
         except Exception as error:
             self._delete_staged_files(token)
-            if refused := refusal(error):
+            if refused := refusal_by_executors(error):
                 raise refused from error
             raise
         finally:

@@ -337,7 +337,7 @@ class _Task:
         if layout.bronze:
             for name, column in layout.bronze_violated.items():
                 rows.count_rows("violated", f"{BRONZE}/{name}", rows.true_rows(column))
-            for table, every in rows.by_topic(layout.bronze.of):
+            for table, every in rows.by_topic(layout.bronze.table_of):
                 at = np.setdiff1d(rows.chosen_rows(every), dropped) if len(dropped) else every
                 records = _with_batch_id(rows.raw_records(at), self.work.batch, BRONZE_SCHEMA)
                 self._count_ages(f"{BRONZE}/{table}", at)

@@ -141,7 +141,7 @@ def merge_by_tasks(events: DataFrame, job: MergeJob, tasks: int, executors: Exec
     if tasks > 1:
         by_table = events.repartition(tasks, TABLE).sortWithinPartitions(TABLE)
     outcomes = MergeOutcomes()
-    task = executors.guarded(merge_task(job), reports=True)
+    task = executors.guard_task(merge_task(job), reports=True)
     rows = by_table.mapInArrow(task, _REPORT).collect()  # a row per table, and per file of refused rows
     for report in executors.without_looks(json.loads(row["report"]) for row in rows):
         outcomes.add_report(report)

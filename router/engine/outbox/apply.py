@@ -29,7 +29,7 @@ from router.engine.label.planner import Planner
 from router.engine.merge.backlog import BacklogStore
 from router.engine.merge.coordinator import MergeCoordinator, OutboxRows
 from router.engine.outbox.retention import OutboxRetention
-from router.engine.spark.executors import Executors, refusal
+from router.engine.spark.executors import Executors, refusal_by_executors
 from router.errors import RouterError, SinkError, StartError, TableError, first_line
 from router.own_names import KEY, OFFSET, OUTBOX, PARTITION, STAGING, TIMESTAMP, TOPIC
 from router.record import RECORD_SCHEMA
@@ -234,7 +234,7 @@ class Outboxes:
             stop=self.stop,
             keeps=self.applier.kept_parts(work.version, target.key),
             resending=self.resending,
-            guards=self.executors.guarded,
+            guards=self.executors.guard_task,
         )
         return self.applier.apply_once(sink, work.rows, events, batch)
 
@@ -275,7 +275,7 @@ class Applier:
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
             sink_error = SinkError(batch.query, batch.id, batch.route, batch.sink, problem)
-            raise refusal(error) or sink_error from error
+            raise refusal_by_executors(error) or sink_error from error
         if not isinstance(outcome, Outcome):
             problem = f"apply() returned {type(outcome).__name__}; it must return an Outcome"
             raise SinkError(batch.query, batch.id, batch.route, batch.sink, problem)

@@ -230,7 +230,7 @@ class DetachedSink(OutboxSink):
             replay=replay,
             stop=self.stop,
             keeps=applier.kept_parts(number, self.key),
-            guards=self.executors.guarded,
+            guards=self.executors.guard_task,
         )
         counts = applier.apply_once(self.sink, events.count(), events, batch)
         self.book_counts(run, number, {"batch_id": number, **ledger.of_sink(self.key, counts)})

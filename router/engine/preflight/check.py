@@ -34,7 +34,7 @@ from router.engine.views.schedule import create_refresher, in_order
 from router.engine.views.sources import PlannedTable
 from router.errors import ConfigError, LookupTableError, PluginError, RouterError, StartError
 from router.record import RAW_SCHEMA
-from router.registry import call_part, parts_in, suggestion
+from router.registry import call_part, parts_in, suggest_names
 from router.storage.addresses import is_local_path
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def _check_views(
         if plan.why.endswith(NOT_THERE):
             made = {name for writer, name in view_refresher.tables.planned if writer != f"view {view.name}"}
             missing, _, _ = plan.why.partition(" is ")
-            hint = f", and nothing here makes it; {suggestion(missing, made, 'this configuration makes')}"
+            hint = f", and nothing here makes it; {suggest_names(missing, made, 'this configuration makes')}"
         yield f"view {view.name}: {plan.way}: {plan.why}{hint}"
 
 

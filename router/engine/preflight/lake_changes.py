@@ -41,7 +41,7 @@ from router.engine.views.sources import ViewTables
 from router.errors import StartError, TableError, ViewError, first_line
 from router.own_names import OUTBOX, OWN_LAYERS
 from router.storage.locations import may_make_name
-from router.table_names import template_pattern, underscored
+from router.table_names import template_pattern, to_underscores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -279,7 +279,7 @@ class LakeChanges:
 
         Such a sink is gone, or another kind of sink has its name.
         """
-        own = f"{underscored(self.config.name)}__"
+        own = f"{to_underscores(self.config.name)}__"
         tables = [*self._lake.table_names("outbox"), *self._lake.table_names("quarantine")]
         current: set[str] = set()
         for route, name, sink in self.config.all_sinks():

@@ -47,7 +47,7 @@ from router.engine.label.layout import (
     quarantine_of,
 )
 from router.engine.merge.backlog import Backlog, BacklogStore
-from router.errors import TableError, join_names, line_of, printable, shorten_cause
+from router.errors import TableError, join_names, line_of, shorten_cause, to_printable
 from router.own_names import BATCH_ID, CAUSE, OUTBOX, QUARANTINE, QUERY, TABLE, TIMESTAMP
 from router.spark_internals import to_spark_columns
 
@@ -319,7 +319,7 @@ class Quarantine:
             # Rows that no task can check are released at once: the release checks them by Spark.
             pause = 0 if cause.startswith(CONSTRAINT_CAUSE) else FIRST_RELEASE_PAUSE_SECONDS
             write_pending(self.store, PendingRelease(place, cause=cause, blocked=True, due=time.time() + pause))
-            sentence = sentence_on_blocked({place.table: printable(cause)}, 0, "FILE")
+            sentence = sentence_on_blocked({place.table: to_printable(cause)}, 0, "FILE")
             log.warning("%s: %s", self.config.name, line_of(*sentence))
 
     def note_again(self) -> None:

@@ -56,7 +56,7 @@ class ReprocessContext:
     def with_executors(self, registry: Registry, command: str) -> ReprocessContext:
         """Return the context with executors that have been looked at. `command` names the work that is done."""
         executors = executors_of(self.spark, registry, self.config, self.lake, command)
-        executors.look(self.spark)
+        executors.check_started(self.spark)
         return replace(self, executors=executors)
 
     def with_decoder(self, trial: LearntSchemas | None = None) -> ReprocessContext:

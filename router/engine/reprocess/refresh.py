@@ -22,7 +22,7 @@ from router.engine.reprocess.rebuild import RebuiltRows, TableSource
 from router.engine.reprocess.repair import Repair
 from router.errors import RouterError, RunningError, StartError, TableError
 from router.own_names import OWN_LAYERS
-from router.table_names import is_name, matches
+from router.table_names import is_name, matches_any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,7 +53,7 @@ class TableNames(frozenset[str]):
             return True
         if not isinstance(name, str) or name in self.own or name.startswith(OWN_LAYERS):
             return False
-        return matches(name, self.patterns)
+        return matches_any(name, self.patterns)
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Refresh(Reprocessing):
         chosen = {name: sinks_by_table.get(name, set()) for name in self._names()}
         for table, keys in sinks_by_table.items():
             is_own = table in own or table.startswith(OWN_LAYERS)
-            if keys and not is_own and matches(table, self.patterns):
+            if keys and not is_own and matches_any(table, self.patterns):
                 chosen[table] = keys
         return chosen
 
@@ -180,7 +180,7 @@ class Refresh(Reprocessing):
         protected: list[str] = []
         bronze = self.config.bronze
         if bronze is not None and bronze.reset == "never":
-            protected += [table for table in self._bronze() if matches(table, self.patterns)]
+            protected += [table for table in self._bronze() if matches_any(table, self.patterns)]
         protected_sinks = set()
         for route, name, sink in self.config.all_sinks():
             if isinstance(sink, LakeSink) and sink.reset == "never":

@@ -20,7 +20,7 @@ from router.engine.label.layout import COORDINATES
 from router.engine.outbox.apply import OutboxSink, append_dead_letters, kept_parts, mark_replayed
 from router.engine.reprocess.records import delta_rows
 from router.engine.reprocess.run import NamedRun
-from router.engine.spark.executors import refusal
+from router.engine.spark.executors import refusal_by_executors
 from router.errors import RouterError, SinkError, StartError
 from router.record import PLACE
 from router.stages import Stage
@@ -177,7 +177,7 @@ class Resender(OutboxSink):
             raise
         except Exception as error:
             # An executor that cannot work at all raises StartError; any other error is the sink's.
-            executor_error = refusal(error)
+            executor_error = refusal_by_executors(error)
             if executor_error:
                 raise executor_error from error
             todo = f"to give it up, delete {self.checkpoint.root}/store/{self._mark}"
@@ -227,7 +227,7 @@ class Resender(OutboxSink):
             stop=self.stop,
             keeps=kept_parts(self.lake, str(owner), 0),
             resending=name,
-            guards=self.executors.guarded,
+            guards=self.executors.guard_task,
         )
 
     @property

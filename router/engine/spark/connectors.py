@@ -66,9 +66,9 @@ def describe_untested_pair() -> str:
         return ""
     newest = "the newest tested pair is pyspark {} with delta-spark {}".format(*_newest_pair())
     tested_spark, tested_delta = tested_pair()
-    if _minor(tested_spark) != _minor(spark):
+    if _minor_version(tested_spark) != _minor_version(spark):
         return f"pyspark {spark} was not tested with the router; {newest}"
-    if _minor(delta) == _minor(tested_delta):
+    if _minor_version(delta) == _minor_version(tested_delta):
         pair = f"{tested_spark} with {tested_delta}"
         jars = "" if delta == tested_delta else f", and the jar of {tested_delta} is used"
         return f"pyspark {spark} with delta-spark {delta} was not tested, {pair} was{jars}; {newest}"
@@ -78,8 +78,8 @@ def describe_untested_pair() -> str:
 
 def tested_pair() -> tuple[str, str]:
     """Return the tested pair of the installed Spark's minor version; the newest one if there is none."""
-    pairs = {_minor(spark): (spark, delta) for spark, delta in PAIRS.items()}
-    return pairs.get(_minor(pyspark.__version__), _newest_pair())
+    pairs = {_minor_version(spark): (spark, delta) for spark, delta in PAIRS.items()}
+    return pairs.get(_minor_version(pyspark.__version__), _newest_pair())
 
 
 def line_of_pip() -> str:
@@ -95,7 +95,7 @@ def refuse_newer_spark() -> None:
 
     The router uses parts of Spark that are private, and Delta's classes are made for one minor version.
     """
-    if _number(pyspark.__version__) > _number(_newest_pair()[0]):
+    if _version_number(pyspark.__version__) > _version_number(_newest_pair()[0]):
         fault = f"pyspark {pyspark.__version__} is newer than any that this router runs on"
         raise MachineError(fault, f"install the newest tested pair: {line_of_pip()}")
 
@@ -118,17 +118,17 @@ def release_of_jars() -> str:
     A patch release of the Python package may be there days before its jar, and another one gains a user nothing.
     """
     installed = delta_version()
-    tested = {_minor(delta): delta for delta in PAIRS.values()}
-    return tested.get(_minor(installed), installed)
+    tested = {_minor_version(delta): delta for delta in PAIRS.values()}
+    return tested.get(_minor_version(installed), installed)
 
 
-def _minor(version: str) -> str:
+def _minor_version(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def _number(version: str) -> tuple[int, int]:
+def _version_number(version: str) -> tuple[int, int]:
     """Return major and minor version as numbers, to be compared."""
-    major, minor = _minor(version).split(".")
+    major, minor = _minor_version(version).split(".")
     return int(major), int(minor)
 
 
@@ -154,23 +154,23 @@ def connectors_in(root: YamlNode) -> frozenset[str]:
 
     Avro may be named by a decoder, or found by one that takes all formats (`auto`).
     """
-    words = set(re.findall(r"\w+", _text(root)))
+    words = set(re.findall(r"\w+", _node_text(root)))
     if "auto" in words:
         words.add("avro")
     return frozenset(words & {"kafka", "avro"})
 
 
-def _text(node: object) -> str:
+def _node_text(node: object) -> str:
     if isinstance(node, str):
         return node
     if hasattr(node, "entries"):
-        return " ".join(f"{key} {_text(entry.value)}" for key, entry in node.entries.items())
+        return " ".join(f"{key} {_node_text(entry.value)}" for key, entry in node.entries.items())
     if hasattr(node, "items"):
-        return " ".join(_text(item) for item in node.items)
+        return " ".join(_node_text(item) for item in node.items)
     return str(getattr(node, "text", ""))
 
 
-def packages(connectors: Collection[str]) -> list[str]:
+def maven_packages(connectors: Collection[str]) -> list[str]:
     """Return the Maven coordinates of connectors, and of a Delta that goes with the installed Spark and Delta."""
     from delta.pip_utils import configure_spark_with_delta_pip  # noqa: PLC0415 - platforms with a Delta of theirs lack it
 
@@ -218,10 +218,12 @@ def resolved_jars(connectors: Collection[str], settings: Mapping[str, str]) -> l
     # A resolver of Ivy's that finds an artifact's description in ~/.m2 does not look for its jar elsewhere. Any user of
     # Maven may have the one without the other, so it is tried once without that folder.
     if not jars and MAVEN_CACHE in output:
-        log.info("~/.m2 describes %s and lacks their jars; fetching without it", ", ".join(_missing(output)[:3]))
+        log.info(
+            "~/.m2 describes %s and lacks their jars; fetching without it", ", ".join(_missing_artifacts(output)[:3])
+        )
         jars, output = _resolve_by_jvm(connectors, of_resolver, maven_cache=False)
     if not jars:
-        raise _failure(output)
+        raise _resolver_error(output)
     return jars
 
 
@@ -246,9 +248,9 @@ def _resolve_by_jvm(
     return [], ended.stdout + ended.stderr
 
 
-def _failure(output: str) -> MachineError:
+def _resolver_error(output: str) -> MachineError:
     """Return the error for what Spark's resolver has printed, which is kept in a file."""
-    missing = _missing(output)
+    missing = _missing_artifacts(output)
     reason = ", ".join(missing[:3])
     if not reason:
         lines = [line.strip() for line in output.splitlines() if line.strip()]
@@ -267,15 +269,15 @@ def _failure(output: str) -> MachineError:
     return MachineError(fault, todo)
 
 
-def _missing(output: str) -> list[str]:
+def _missing_artifacts(output: str) -> list[str]:
     """Return the artifacts that the resolver names as missing."""
     return sorted(set(re.findall(r"(?:unresolved dependency|download failed): ([\w.-]+#[\w.-]+;[\w.-]+)", output)))
 
 
-def _resolve(connectors: Collection[str], settings: Mapping[str, str]) -> list[str]:
+def _resolve_packages(connectors: Collection[str], settings: Mapping[str, str]) -> list[str]:
     """Let Spark resolve packages in a JVM of this process, and note their paths."""
     os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
-    coordinates = [*packages(connectors), *filter(None, settings.get(_PACKAGES, "").split(","))]
+    coordinates = [*maven_packages(connectors), *filter(None, settings.get(_PACKAGES, "").split(","))]
     conf = SparkConf(loadDefaults=False).setAll([*settings.items(), (_PACKAGES, ",".join(coordinates))])
     jars = not_of_spark(spark_internals.jars_of_new_jvm(conf), Path(os.environ["SPARK_HOME"], "jars"))
     path = _list_path(set(connectors), settings)
@@ -290,11 +292,11 @@ def not_of_spark(jars: list[str], shipped: Path) -> list[str]:
 
     Delta 4.3 requires a Jackson that is years older than that of Spark 4.1, with which Spark does not plan a query.
     """
-    own = {_artifact(jar.name) for jar in shipped.glob("*.jar")}
-    return [jar for jar in jars if _artifact(Path(jar).name.partition("_")[2]) not in own]
+    own = {_artifact_name(jar.name) for jar in shipped.glob("*.jar")}
+    return [jar for jar in jars if _artifact_name(Path(jar).name.partition("_")[2]) not in own]
 
 
-def _artifact(file: str) -> str:
+def _artifact_name(file: str) -> str:
     """Return a jar's name without its version; callers cut off the organisation and _ that Ivy puts in front."""
     return re.sub(r"-\d[^_]*\.jar$", "", file)
 
@@ -317,7 +319,7 @@ def versions_of_jars() -> str:
 def _main() -> None:
     if sys.argv[1:] == ["--job"]:
         job = json.load(sys.stdin)
-        sys.stdout.write(f"{MARK}{json.dumps(_resolve(job['connectors'], job['settings']))}\n")
+        sys.stdout.write(f"{MARK}{json.dumps(_resolve_packages(job['connectors'], job['settings']))}\n")
         return
     try:
         connectors = set(sys.argv[1:] or CONNECTORS) & set(CONNECTORS)  # `delta` alone: none of them

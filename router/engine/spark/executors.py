@@ -48,7 +48,7 @@ PAUSE_SECONDS = 0.5
 SHIP = "`router submit` sends what is missing; or install it on every machine"
 
 
-def versions() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
     """Return the versions that driver and executors must have in common; a part that is not installed has none."""
     installed = {"Python": ".".join(platform.python_version_tuple()[:2])}
     for name in _PACKAGES:
@@ -71,16 +71,16 @@ class ExecutorCheck:
     lake: Lake | None = None
     mark: str = ""
 
-    def faults(self) -> list[str]:
+    def find_faults(self) -> list[str]:
         """Return what is missing here, as sentences. Raises OSError if the storage fails. Runs on an executor."""
-        return [*self._imports(), *self._versions(), *self._lake()]
+        return [*self._import_faults(), *self._version_faults(), *self._lake_faults()]
 
     @property
     def own_mark(self) -> str:
         """Return the mark of this process."""
         return f"{self.mark}@{socket.gethostname()}-{os.getpid()}"
 
-    def _imports(self) -> Iterator[str]:
+    def _import_faults(self) -> Iterator[str]:
         failed = []
         for name in self.modules:
             try:
@@ -90,15 +90,15 @@ class ExecutorCheck:
         if failed:
             yield f"it cannot import {', '.join(failed)}. {SHIP}"
 
-    def _versions(self) -> Iterator[str]:
+    def _version_faults(self) -> Iterator[str]:
         if not self.versions:
             return
-        installed = versions()
+        installed = installed_versions()
         for name, of_driver in self.versions.items():
             if installed.get(name, of_driver) != of_driver:
                 yield f"it has {name} {installed[name]} and the driver {of_driver}. Install the driver's version there"
 
-    def _lake(self) -> Iterator[str]:
+    def _lake_faults(self) -> Iterator[str]:
         """Look for the driver's mark, and leave one here."""
         if self.lake is None:
             return
@@ -117,17 +117,17 @@ passed: set[str] = set()
 """The tokens of the checks that this process has passed."""
 
 
-def look(check: ExecutorCheck) -> list[str]:
+def check_executor(check: ExecutorCheck) -> list[str]:
     """Return what is missing on this executor; a process that lacks nothing is checked once."""
     if check.token in passed:
         return []
-    faults = check.faults()
+    faults = check.find_faults()
     if not faults:
         passed.add(check.token)
     return [f"{fault} (host {socket.gethostname()})" for fault in faults]
 
 
-def guarded(task: Callable[..., Any], check: ExecutorCheck, *, reports: bool) -> Callable[..., Any]:
+def guard_task(task: Callable[..., Any], check: ExecutorCheck, *, reports: bool) -> Callable[..., Any]:
     """Return a task that checks its executor first; if something is missing it does nothing else.
 
     With `reports` it returns that, and the mark of its process, in a row of its column `report`; without, it raises.
@@ -137,15 +137,15 @@ def guarded(task: Callable[..., Any], check: ExecutorCheck, *, reports: bool) ->
     pickled_check = cloudpickle.dumps(check)  # type: ignore[no-untyped-call]
     pickled_task = cloudpickle.dumps(task)  # type: ignore[no-untyped-call]
 
-    def run(batches: Any) -> Any:
+    def run_checked(batches: Any) -> Any:
         import pickle  # noqa: PLC0415 - here, and by value: see above
 
         mark = None
         try:
-            from router.engine.spark.executors import look  # noqa: PLC0415
+            from router.engine.spark.executors import check_executor  # noqa: PLC0415
 
             own_check = pickle.loads(pickled_check)
-            faults = look(own_check)
+            faults = check_executor(own_check)
             if own_check.lake:
                 mark = own_check.own_mark
         except ImportError as error:
@@ -164,7 +164,7 @@ def guarded(task: Callable[..., Any], check: ExecutorCheck, *, reports: bool) ->
         except Exception as error:
             raise TaskError(error) from error
 
-    return run
+    return run_checked
 
 
 @dataclass
@@ -175,7 +175,7 @@ class Executors:
     seen: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, spark: SparkSession, modules: Iterable[str], lake: Lake, who: str) -> Executors:
+    def of_session(cls, spark: SparkSession, modules: Iterable[str], lake: Lake, who: str) -> Executors:
         """Return the executors of a session; leave the driver's mark if they are on other machines.
 
         `who` names the run: it has one mark in the lake, however often it starts.
@@ -186,25 +186,27 @@ class Executors:
         mark = f"{_MARKS}/{who}"
         _delete_old_marks(lake, mark)
         lake.write(mark, check.token.encode())
-        return cls(replace(check, versions=versions(), lake=lake, mark=mark))
+        return cls(replace(check, versions=installed_versions(), lake=lake, mark=mark))
 
-    def look(self, spark: SparkSession) -> None:
+    def check_started(self, spark: SparkSession) -> None:
         """Check the executors that have started; raise StartError if one lacks something."""
         # One task for each of the first cores: the first batch runs in their Python workers. By mapInArrow, as landing
         # tasks are: Spark does not use workers of another kind of task for them.
         tasks = min(spark.sparkContext.defaultParallelism, PROBES)
-        job = spark.range(tasks, numPartitions=tasks).mapInArrow(self.guarded(_read, reports=True), "report string")
+        job = spark.range(tasks, numPartitions=tasks).mapInArrow(
+            self.guard_task(_read_nothing, reports=True), "report string"
+        )
         try:
             self.without_looks(json.loads(row["report"]) for row in job.collect())
         except Exception as error:
-            reason = refusal(error)
+            reason = refusal_by_executors(error)
             if reason is None:
                 raise
             raise reason from error
 
-    def guarded(self, task: Callable[..., Any], *, reports: bool = False) -> Callable[..., Any]:
+    def guard_task(self, task: Callable[..., Any], *, reports: bool = False) -> Callable[..., Any]:
         """Return a task that checks its executor first; with `reports`, `without_looks` must be given its rows."""
-        return guarded(task, self.check, reports=reports)
+        return guard_task(task, self.check, reports=reports)
 
     def without_looks(self, reports: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the reports of tasks without those of their checks; raise StartError if one lacks something."""
@@ -221,10 +223,10 @@ class Executors:
         if faults:
             raise StartError(f"an executor cannot work: {'; '.join(sorted(faults))}")
         for mark in marks - self.seen:
-            self._find(mark)
+            self._find_mark(mark)
         return of_work
 
-    def _find(self, mark: str) -> None:
+    def _find_mark(self, mark: str) -> None:
         """Find the mark of an executor in the lake and delete it. Raises StartError if it is not there."""
         lake = self.check.lake
         assert lake is not None  # a task that leaves a mark has one
@@ -250,7 +252,7 @@ def _delete_old_marks(lake: Lake, mark: str) -> None:
         lake.delete(*old_marks)
 
 
-def _read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _read_nothing(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for _ in batches:
         pass  # a worker that was not read to the end is not used again
     yield from ()
@@ -267,7 +269,7 @@ DEAD_PYTHON = re.compile(r"Error from python worker:\s*(\S[^\n]*)")
 NO_MODULE = re.compile(r"(?:ModuleNotFoundError|ImportError): (No module named '[\w.]+')")
 
 
-def refusal(error: BaseException) -> StartError | None:
+def refusal_by_executors(error: BaseException) -> StartError | None:
     """Return why executors cannot work at all, by the error of a Spark job; None for other errors."""
     text = str(error)
     reason = ""

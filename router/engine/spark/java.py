@@ -80,7 +80,7 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Java:
         program = shutil.which("java", path=environ.get("PATH", "")) or ""
         if not program:
             return Java("", "", "Spark needs Java, and there is none on PATH or in JAVA_HOME", f"{INSTALL}, {POINT}")
-    return _examine(program, "JAVA_HOME" if home else "PATH")
+    return _examine_java(program, "JAVA_HOME" if home else "PATH")
 
 
 def provide_java() -> Java:
@@ -123,10 +123,10 @@ def _write_launcher(program: Path) -> Path:
     return home
 
 
-def _examine(program: str, found_by: str) -> Java:
+def _examine_java(program: str, found_by: str) -> Java:
     version, modules = _read_release(program)
     if not version or modules is None:
-        version, modules = _ask(program)
+        version, modules = _ask_version(program)
     java = f"{program} (by {found_by})"
     todo = f"{INSTALL}, {POINT}"
     if not version:
@@ -156,14 +156,14 @@ def _read_release(program: str) -> tuple[str, str | None]:
     return version if _is_version(version) else "", entries.get("MODULES")
 
 
-def _ask(program: str) -> tuple[str, str]:
+def _ask_version(program: str) -> tuple[str, str]:
     """Return version and modules as the program prints them; no version, and its output, if it does not start."""
-    output = _run(program, "-version")
+    output = _run_program(program, "-version")
     version = re.search(r'version "([^"]+)"', output)
     if not version or not _is_version(version[1]):
         return "", " ".join(output.split())[:200]
     # A Java without the module does not start with it.
-    with_module = _run(program, "--add-modules", VECTOR, "-version")
+    with_module = _run_program(program, "--add-modules", VECTOR, "-version")
     return version[1], VECTOR if 'version "' in with_module else ""
 
 
@@ -172,7 +172,7 @@ def _is_version(text: str) -> bool:
     return re.match(r"1\.\d|(?!1\.)\d", text) is not None
 
 
-def _run(program: str, *arguments: str) -> str:
+def _run_program(program: str, *arguments: str) -> str:
     """Return what a program prints, or why it does not start."""
     try:
         ended = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=_SECONDS, check=False)

@@ -154,7 +154,7 @@ def build_session(config: Config, master: str | None = None) -> SparkSession:
         master = master or local_master(config)
         _stop_other_jvm(config.spark, ready_to_start(config))
     builder = session_builder(config.spark, master, connectors_of(config))
-    for key, value in pools(config).items():
+    for key, value in pool_settings(config).items():
         builder = builder.config(key, value)
     with quiet_gateway():  # py4j would log a trace if the JVM is killed meanwhile
         return _session_of(builder.appName(f"router {config.name}"), config.name)
@@ -169,8 +169,8 @@ def _session_of(builder: SparkSession.Builder, name: str) -> SparkSession:
     ask_for_names_once()
     try:
         if not _is_submitted():
-            _start_jvm(_conf(builder))
-        SparkContext.getOrCreate(_conf(builder))
+            _start_jvm(_spark_conf(builder))
+        SparkContext.getOrCreate(_spark_conf(builder))
         starting.join()  # only now may this thread load classes of SQL: two that load them wait for each other
         with unconverted_errors():
             session = builder.getOrCreate()
@@ -217,7 +217,7 @@ def _signal_of(status: int | None) -> str:
     return signal.Signals(number).name if number > 0 else ""
 
 
-def pools(config: Config) -> dict[str, str]:
+def pool_settings(config: Config) -> dict[str, str]:
     """Return the settings with which jobs of batches come before those of views."""
     if not config.views or "spark.scheduler.mode" in config.spark:
         return {}
@@ -318,7 +318,7 @@ def start_jvm_ahead(path: Path, master: str | None) -> None:
     root, _ = parse_yaml(path.read_text("utf-8-sig"), str(path))
     connectors = connectors_in(root) if root else frozenset[str]()
     if jars := known_jars(connectors, settings):
-        starting.begin(settings, _conf(session_builder(settings, master or "local", connectors)), jars)
+        starting.begin(settings, _spark_conf(session_builder(settings, master or "local", connectors)), jars)
 
 
 def _start_jvm(conf: SparkConf) -> Any:
@@ -361,7 +361,7 @@ class _Starting:
         """Start the JVM, and load the slowest of a session's classes while Spark's context is being created."""
         self.jars = jars
         self.settings = settings
-        self.thread = threading.Thread(target=self._start, args=(conf,))
+        self.thread = threading.Thread(target=self._start_early, args=(conf,))
         self.thread.start()
 
     def join(self) -> None:
@@ -370,7 +370,7 @@ class _Starting:
             self.thread.join()
             self.thread = None
 
-    def _start(self, conf: SparkConf) -> None:
+    def _start_early(self, conf: SparkConf) -> None:
         with suppress(Exception):  # the session tries it again, and reports what is wrong
             _start_jvm(conf).java.lang.Class.forName(SLOWEST_CLASS)
 
@@ -378,7 +378,7 @@ class _Starting:
 starting = _Starting()
 
 
-def _conf(builder: SparkSession.Builder) -> SparkConf:
+def _spark_conf(builder: SparkSession.Builder) -> SparkConf:
     return SparkConf(loadDefaults=False).setAll(list(builder_options(builder).items()))
 
 
@@ -506,7 +506,7 @@ def quiet_gateway() -> Iterator[None]:
         gateway.setLevel(former_level)
 
 
-def alive(session: SparkSession) -> bool:
+def is_alive(session: SparkSession) -> bool:
     """Return whether Spark runs: its JVM may be killed, or end itself for want of memory."""
     with quiet_gateway():
         return is_running(session)
@@ -514,7 +514,7 @@ def alive(session: SparkSession) -> bool:
 
 def stop_session(session: SparkSession) -> None:
     """Stop a session and remove the empty folders that Spark 4 leaves under ./artifacts for every session."""
-    if alive(session):
+    if is_alive(session):
         session.stop()
     artifacts = Path("artifacts")
     if artifacts.is_dir():

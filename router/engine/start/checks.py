@@ -359,8 +359,8 @@ def executors_of(spark: SparkSession, registry: Registry, config: Config, lake: 
 
     `command` is the name of a command that runs at the same time as the stream: it leaves marks of its own.
     """
-    modules = ["router.engine.land.task", *registry.modules(config)]
+    modules = ["router.engine.land.task", *registry.modules_of_parts(config)]
     for part in parts_in(config):
         modules += part.needs
     run_name = f"{config.name}.{command}" if command else config.name
-    return Executors.of(spark, dict.fromkeys(modules), lake, run_name)
+    return Executors.of_session(spark, dict.fromkeys(modules), lake, run_name)

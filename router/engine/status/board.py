@@ -29,7 +29,7 @@ from router.engine.status.snapshot import (
     Warned,
 )
 from router.engine.status.view_notes import with_note
-from router.errors import printable
+from router.errors import to_printable
 from router.stages import Stage
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class StatusBoard(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a warning."""
-        warned = Warned(record.created, record.levelname.lower(), printable(record.getMessage()))
+        warned = Warned(record.created, record.levelname.lower(), to_printable(record.getMessage()))
         with self._guard:
             self._warnings.appendleft(warned)
 
@@ -160,7 +160,9 @@ class StatusBoard(logging.Handler):
             since = before.since if same else now
             # The step of a start is over; that of a batch ends with the batch.
             step = "" if before.batch is None and state != "waiting" else before.step
-            self._snapshot = replace(before, state=state, cause=printable(cause), since=since, step=step, progress=now)
+            self._snapshot = replace(
+                before, state=state, cause=to_printable(cause), since=since, step=step, progress=now
+            )
 
     def note_start_step(self, step: str) -> None:
         """Note the step of a start that has begun: `the decoder`, `the sinks`."""
@@ -216,7 +218,7 @@ class StatusBoard(logging.Handler):
                 self._tables[table] = replace(self._table_status(table), blocked="")
             self._blocked = why
             for table, cause in why.items():
-                self._tables[table] = replace(self._table_status(table), blocked=printable(cause))
+                self._tables[table] = replace(self._table_status(table), blocked=to_printable(cause))
 
     def carried_out(
         self,
@@ -278,7 +280,7 @@ class StatusBoard(logging.Handler):
     def sink_waits(self, key: str, cause: str) -> None:
         """Note why a detached sink (ROUTE/SINK) cannot send; an empty cause: it can again."""
         with self._guard:
-            self._sinks[key] = _with_trouble(replace(self._sink_status(key), waits=printable(cause)))
+            self._sinks[key] = _with_trouble(replace(self._sink_status(key), waits=to_printable(cause)))
 
     def note_waiting_rows(self, key: str, arrivals: Iterable[tuple[float, int]]) -> None:
         """Note rows that were in an outbox before the stream started: when they came, and how many."""
@@ -317,7 +319,7 @@ class StatusBoard(logging.Handler):
                 called=called,
                 failing=failing,
                 sending=delivered - counted,
-                url=printable(state.url),
+                url=to_printable(state.url),
                 failure=state.failure,
                 circuit_open=state.circuit_open,
                 limit_used=state.limit_used,
@@ -434,7 +436,7 @@ class StatusBoard(logging.Handler):
         samples: tuple[DeadLetterSample, ...] = (),
         last: float | None = None,
     ) -> None:
-        key = (stage, route, sink, None if reason is None else printable(reason))
+        key = (stage, route, sink, None if reason is None else to_printable(reason))
         if key not in self._dead_letters and len(self._dead_letters) >= _REASONS:
             key = (stage, route, sink, None)
         before = self._dead_letters.get(key)
@@ -469,7 +471,7 @@ class StatusBoard(logging.Handler):
             status = self._views[view]
             now = time.time()
             since = status.failed_since or now
-            self._views[view] = replace(status, checked=now, failed=printable(cause), failed_since=since)
+            self._views[view] = replace(status, checked=now, failed=to_printable(cause), failed_since=since)
 
     def views_are_noted(self, notes: Mapping[str, Note]) -> None:
         """Note what the checkpoint has about views: another process may have refreshed them."""

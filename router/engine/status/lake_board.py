@@ -40,7 +40,7 @@ from router.engine.status.snapshot import (
 )
 from router.engine.status.source_ends import ask_how_far
 from router.engine.status.view_notes import views_of_lake
-from router.errors import RouterError, first_line, printable
+from router.errors import RouterError, first_line, to_printable
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -104,7 +104,7 @@ class LakeBoard(BackgroundThread):
             try:
                 fields.update(read())
             except (OSError, RouterError, DeltaError, pa.ArrowException, ValueError) as error:
-                unread[subject] = printable(first_line(error))
+                unread[subject] = to_printable(first_line(error))
         now = time.time()
         warnings = tuple(Warned(now, "warning", f"{subject} cannot be read: {unread[subject]}") for subject in unread)
         # What cannot be read now stays as it was.
@@ -199,7 +199,7 @@ class LakeBoard(BackgroundThread):
     def _read_tables(self) -> dict[str, Any]:
         """Read the tables of each sink, with their rows, and which of them cannot be written."""
         waiting = waiting_places(self.config, CheckpointStore(self._checkpoint))
-        causes = {place: printable(backlog.why) for place, backlog in waiting.items()}
+        causes = {place: to_printable(backlog.why) for place, backlog in waiting.items()}
         tables = []
         for written in [] if self.brief else written_tables(self.config):
             cause = causes.pop(f"{written.target}/{written.table}", "")
@@ -217,7 +217,7 @@ class LakeBoard(BackgroundThread):
         letters = []
         shows_records = self.config.ui is not None and self.config.ui.samples
         for group in dead_letter_groups(self.config, DeadLetterSelection(), SAMPLES if shows_records else 0):
-            reason = None if group.reason is None else printable(group.reason)
+            reason = None if group.reason is None else to_printable(group.reason)
             last = group.last.timestamp() if isinstance(group.last, datetime) else 0.0
             letters.append(
                 DeadLetterStatus(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal
 
-from router.errors import printable
+from router.errors import to_printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -113,7 +113,7 @@ class DeadLetterSample:
     def from_row(cls, row: Mapping[str, Any]) -> DeadLetterSample:
         """Return the sample of a row of the dead letters."""
         value = (row["value"] or b"")[: 4 * VALUE_LETTERS].decode(errors="backslashreplace")
-        return cls(row["topic"] or "", row["partition"] or 0, row["offset"] or 0, printable(value)[:VALUE_LETTERS])
+        return cls(row["topic"] or "", row["partition"] or 0, row["offset"] or 0, to_printable(value)[:VALUE_LETTERS])
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.status.snapshot import NAMED_TARGETS, ViewStatus
 from router.engine.views.note import Note, view_note_path
-from router.errors import printable
+from router.errors import to_printable
 
 if TYPE_CHECKING:
     from router.config.models import Config
@@ -68,7 +68,7 @@ def _with_failure(status: ViewStatus, note: Note) -> ViewStatus:
         failed_since = datetime.fromisoformat(note.failed_since).timestamp()
         if status.checked is not None and failed_since <= status.checked:
             return status
-        return replace(status, failed=printable(f"view {status.view}: {note.failed}"), failed_since=failed_since)
+        return replace(status, failed=to_printable(f"view {status.view}: {note.failed}"), failed_since=failed_since)
     # After a failure here another process has refreshed it: the view can be made again.
     refreshed = refresh_time(note)
     if status.checked is None or (refreshed is not None and refreshed > status.checked):

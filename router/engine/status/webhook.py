@@ -18,7 +18,7 @@ import requests
 
 from router.engine.status.background import BackgroundThread
 from router.engine.status.findings import find_troubles
-from router.errors import first_line, join_names, line_of, printable
+from router.errors import first_line, join_names, line_of, to_printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -89,7 +89,7 @@ class FailureWebhook(BackgroundThread):
         snapshot = self._board.snapshot()
         self._report_changes(snapshot, ends=True)
         if self.error is not None:
-            cause = printable(first_line(self.error))
+            cause = to_printable(first_line(self.error))
             self._send_report(replace(snapshot, state="failed", cause=cause), "failed", "stopped", {"": cause})
 
     def _report_changes(self, snapshot: StreamSnapshot, *, ends: bool = False) -> None:
@@ -175,7 +175,7 @@ def message_of(
     tables: dict[str, str] = {}
     cause = join_names([finding.text for finding in found])
     if kind == "blocked":
-        tables = {printable(name): troubles[name] for name in names[:NAMED_TABLES]}
+        tables = {to_printable(name): troubles[name] for name in names[:NAMED_TABLES]}
     if event == "recovered":
         over = ": ".join(filter(None, (_OVER[kind], join_names(names))))
         cause = f"{over}. Before: {troubles[names[0]]}"

@@ -41,7 +41,7 @@ from router.engine.views.shape import (
 from router.engine.views.sources import common_relation, replaced_by, versions_of
 from router.engine.views.stage import HASH, TARGET, VIOLATED_COLUMN, violation_columns
 from router.errors import ViewError, first_line
-from router.spark_internals import analysed, to_arrow_columns
+from router.spark_internals import analysed_plan, to_arrow_columns
 from router.templates import template_fields
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class ViewFrames:
                 if kind not in CONDITIONS:
                     problem = f"its expectation {expectation.name}: it is {kind}, and no condition"
                     raise ViewError(self.view.name, problem)
-                plan = analysed(query.select(violation_columns(self.view)[f"{VIOLATED_COLUMN}{number}"]))
+                plan = analysed_plan(query.select(violation_columns(self.view)[f"{VIOLATED_COLUMN}{number}"]))
             except (AnalysisException, ParseException) as error:
                 raise ViewError(self.view.name, f"its expectation {expectation.name}: {first_line(error)}") from error
             reason = reason or unstable_part(plan)

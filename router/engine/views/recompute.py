@@ -34,7 +34,7 @@ from router.engine.views.sources import PastSnapshot
 from router.engine.views.stage import TARGET, VIOLATED_COLUMN, target_name, violation_columns
 from router.errors import TableError, ViewError, first_line
 from router.spark_internals import to_arrow_columns
-from router.table_names import folded
+from router.table_names import fold_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -150,7 +150,7 @@ def _compute_totals(rows: DataFrame, view: View) -> dict[str, Totals]:
         totals += [F.sum(value).alias(f"_sum{number}"), F.sum(F.abs(value)).alias(f"_size{number}")]
     by_table: dict[str, Totals] = {}
     for row in rows.groupBy(target_name(view.into).alias(TARGET)).agg(*totals).collect():
-        table = folded(row[TARGET])
+        table = fold_name(row[TARGET])
         if table is None:
             continue
         # Names that differ by case only are one table.

@@ -158,7 +158,7 @@ class Relations:
         paths = [(f"{table.name.replace('.', '/')}/{file.name}", table.short_name) for table, file in files]
         task = _reading_task(self.lake, paths, tasks, columns, named=named)
         numbers = self.session.range(0, tasks, 1, tasks)
-        return numbers.mapInArrow(self.executors.guarded(task), _spark_columns(columns, named=named))
+        return numbers.mapInArrow(self.executors.guard_task(task), _spark_columns(columns, named=named))
 
 
 def _spark_columns(columns: pa.Schema, *, named: bool) -> StructType:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from router.api.columns import quote_identifier
 from router.engine.views.relation import VIEW_TABLE_COLUMN
-from router.spark_internals import analysed
+from router.spark_internals import analysed_plan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -61,7 +61,7 @@ class QueryShape:
 
 def shape_of(query: DataFrame) -> QueryShape:
     """Return how a query over the relation `source` can follow changes."""
-    plan = analysed(query)
+    plan = analysed_plan(query)
     if reason := unstable_part(plan):
         return QueryShape("full", reason, timed=True)
 
@@ -207,7 +207,7 @@ def _merging_sql(values: dict[str, Any]) -> dict[str, str]:
 def used_columns(query: DataFrame) -> set[str]:
     """Return the columns of its sources that a query uses, a `*` included."""
     used: set[str] = set()
-    nodes = [analysed(query)]
+    nodes = [analysed_plan(query)]
     while nodes:
         node = nodes.pop()
         if _class_name(node) == LEAF:

@@ -22,7 +22,7 @@ from router.delta.staged_files import StagedFile
 from router.delta.unreadable_values import unreadable_in
 from router.engine.land.task import GATHERED_BYTES, gather_batches
 from router.engine.views.row_hash import row_hash
-from router.table_names import folded
+from router.table_names import fold_name
 from router.templates import parse_template
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def stage_rows(
         frame = frame.repartition(rows.sparkSession.sparkContext.defaultParallelism, TARGET)
     checks = [_Check(expectation.name, expectation.otherwise == "drop") for expectation in view.expect]
     task = _staging_task(staging, rows.columns, f"view/{view.name}", number, checks)
-    reports = frame.mapInArrow(executors.guarded(task, reports=True), "report string").collect()
+    reports = frame.mapInArrow(executors.guard_task(task, reports=True), "report string").collect()
     staged: dict[str, StagedTable] = {}
     for report in executors.without_looks(json.loads(row["report"]) for row in reports):
         staged.setdefault(report["table"], StagedTable()).add_report(report)
@@ -166,7 +166,7 @@ def _check_expectations(batch: pa.RecordBatch, checks: list[_Check], tables: dic
 def _count_by_table(batch: pa.RecordBatch) -> Iterator[tuple[str, int]]:
     """Yield tables with a number of their rows; one twice if its names differ by case, "" for rows without a name."""
     for entry in pc.value_counts(batch.column(TARGET)).to_pylist():
-        yield folded(entry["values"]) or "", entry["counts"]
+        yield fold_name(entry["values"]) or "", entry["counts"]
 
 
 def _by_table(batch: pa.RecordBatch, columns: list[str]) -> Iterator[tuple[str, pa.RecordBatch, int | None]]:
@@ -174,7 +174,7 @@ def _by_table(batch: pa.RecordBatch, columns: list[str]) -> Iterator[tuple[str, 
     if not batch.num_rows:
         return
     names = batch.column(TARGET).dictionary_encode()
-    tables = [folded(name) or "" for name in names.dictionary.to_pylist()]
+    tables = [fold_name(name) or "" for name in names.dictionary.to_pylist()]
     table_numbers = names.indices.fill_null(len(tables)).to_numpy(zero_copy_only=False)
     tables.append("")
     hashes = None

@@ -39,7 +39,7 @@ def test_the_rows_of_each_topic_go_to_its_bronze_table() -> None:
     """Without it a record is in the table of another topic, or in none."""
     batch = of_topics("a-b", "c", "a-b", "d.e", "f.g", "a_b").to_batches()[0]
 
-    found = dict(Rows(batch, {}).by_topic(BRONZE.of))
+    found = dict(Rows(batch, {}).by_topic(BRONZE.table_of))
 
     assert {table: list(at) for table, at in found.items()} == {  # type: ignore[arg-type]
         "bronze.a_b": [0, 2, 5],
@@ -47,7 +47,7 @@ def test_the_rows_of_each_topic_go_to_its_bronze_table() -> None:
         "bronze.other_topics": [3, 4],
     }
     assert np.sort(np.concatenate(list(found.values()))).tolist() == [*range(6)]  # type: ignore[arg-type]
-    assert dict(Rows(batch.take(pa.array([0, 2])), {}).by_topic(BRONZE.of)) == {"bronze.a_b": None}
+    assert dict(Rows(batch.take(pa.array([0, 2])), {}).by_topic(BRONZE.table_of)) == {"bronze.a_b": None}
 
 
 def test_queries_whose_names_fold_to_one_do_not_share_a_table(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from router.engine.spark.connectors import (
     connectors_in,
     connectors_of,
     known_jars,
-    packages,
+    maven_packages,
     resolved_jars,
 )
 from router.errors import MachineError
@@ -69,7 +69,7 @@ def test_a_configuration_asks_for_the_connectors_that_it_uses(
 
 
 def test_the_packages_are_of_the_installed_spark_and_delta() -> None:
-    delta, kafka = packages({"kafka"})
+    delta, kafka = maven_packages({"kafka"})
     assert delta.startswith("io.delta:delta-spark_")
     assert kafka == f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
 
@@ -240,7 +240,7 @@ def test_a_patch_release_takes_the_jar_of_its_tested_neighbour(
     install(spark, delta, monkeypatch)
     monkeypatch.setattr("importlib_metadata.version", lambda name: delta)
 
-    assert packages({"kafka"}) == [jar, f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark}"]
+    assert maven_packages({"kafka"}) == [jar, f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark}"]
     assert jar.rpartition(":")[2] in connectors.versions_of_jars()
 
 

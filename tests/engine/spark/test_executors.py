@@ -21,7 +21,7 @@ from router.engine.checkpoint_store import CheckpointStore
 from router.engine.outbox.apply import Applier
 from router.engine.retryable_errors import is_temporary
 from router.engine.spark import executors
-from router.engine.spark.executors import ExecutorCheck, Executors, guarded, refusal, versions
+from router.engine.spark.executors import ExecutorCheck, Executors, guard_task, installed_versions, refusal_by_executors
 from router.engine.start.checks import refuse_speculation
 from router.errors import StartError
 from router.registry import load_registry
@@ -49,12 +49,12 @@ def reports(check):
     def work(batches):
         yield pa.RecordBatch.from_arrays([pa.array(['{"worked": true}'])], names=["report"])
 
-    task = pickle.loads(cloudpickle.dumps(guarded(work, check, reports=True)))
+    task = pickle.loads(cloudpickle.dumps(guard_task(work, check, reports=True)))
     return [json.loads(text) for batch in task(iter([])) for text in batch.column("report").to_pylist()]
 
 
 def test_an_executor_that_has_everything_works_and_the_driver_finds_its_mark(lake):
-    run = Executors(check(lake, versions=versions(), modules=("router_sinks",)))
+    run = Executors(check(lake, versions=installed_versions(), modules=("router_sinks",)))
 
     assert run.without_looks(reports(run.check)) == [{"worked": True}]
 
@@ -65,7 +65,7 @@ def test_an_executor_that_has_everything_works_and_the_driver_finds_its_mark(lak
 def test_every_task_names_the_mark_of_its_process_since_a_report_may_be_lost(lake):
     run = Executors(check(lake))
     first = reports(run.check)
-    task = guarded(lambda batches: iter(()), run.check, reports=True)
+    task = guard_task(lambda batches: iter(()), run.check, reports=True)
 
     (again,) = [json.loads(text) for batch in task(iter([])) for text in batch.column("report").to_pylist()]
 
@@ -106,11 +106,11 @@ def test_a_mark_that_the_driver_does_not_see_is_refused(lake, monkeypatch):
 
 
 def test_another_version_and_a_module_that_is_not_there_are_named(lake):
-    found = reports(check(lake, versions={**versions(), "deltalake": "0.1"}, modules=("region_rules",)))
+    found = reports(check(lake, versions={**installed_versions(), "deltalake": "0.1"}, modules=("region_rules",)))
 
     (report,) = found
     assert "cannot import region_rules (No module named 'region_rules')" in report["faults"][0]
-    assert f"deltalake {versions()['deltalake']} and the driver 0.1" in report["faults"][1]
+    assert f"deltalake {installed_versions()['deltalake']} and the driver 0.1" in report["faults"][1]
 
 
 def test_a_storage_that_fails_is_no_fault_of_the_executor(lake, monkeypatch):
@@ -142,7 +142,7 @@ def _all(folder):
 
 
 def test_without_the_router_a_task_says_so(lake, monkeypatch):
-    task = cloudpickle.dumps(guarded(print, check(lake), reports=True))
+    task = cloudpickle.dumps(guard_task(print, check(lake), reports=True))
     monkeypatch.setitem(__import__("sys").modules, "router.engine.spark.executors", None)
 
     (row,) = pickle.loads(task)(iter([]))
@@ -177,7 +177,7 @@ def test_without_the_router_a_task_says_so(lake, monkeypatch):
     ids=["python", "no python", "no python on java 21", "no pyarrow", "no daemon"],
 )
 def test_what_spark_says_of_an_executor_that_cannot_work_is_one_sentence(text, says):
-    refused = refusal(RuntimeError(text))
+    refused = refusal_by_executors(RuntimeError(text))
 
     assert says in str(refused)
     assert "\n" not in str(refused)
@@ -189,7 +189,7 @@ def test_the_task_of_a_sink_that_lacks_something_is_refused_in_a_sentence(lake, 
     """Without it an executor that joins late sends rows of another lake, or fails with a traceback."""
     elsewhere = Executors(replace(check(lake), lake=Lake.at(str(tmp_path / "elsewhere"))))
     executors.passed.clear()
-    batch = Batch("games", 0, "wins", "rest", guards=elsewhere.guarded)
+    batch = Batch("games", 0, "wins", "rest", guards=elsewhere.guard_task)
 
     class Sends(ApplyingSink):
         def apply(self, events, batch):
@@ -220,7 +220,7 @@ def test_marks_of_a_driver_that_was_killed_are_deleted_at_the_next_start(lake):
     for name in ("games@host-1", "games@host-2", "games.repair@host-3", "other@host-4"):
         lake.write(f"_executors/{name}", b"a token of before")
 
-    run = Executors.of(cluster, [], lake, "games")
+    run = Executors.of_session(cluster, [], lake, "games")
 
     left = sorted(info.base_name for info in lake.files.get_file_info(_all("_executors")))
     assert left == ["games", "games.repair@host-3", "other@host-4"], "those of others stay"
@@ -228,7 +228,7 @@ def test_marks_of_a_driver_that_was_killed_are_deleted_at_the_next_start(lake):
 
 
 def test_other_errors_of_a_job_are_none_of_an_executor():
-    assert refusal(RuntimeError("java.io.IOException: Stream is closed")) is None
+    assert refusal_by_executors(RuntimeError("java.io.IOException: Stream is closed")) is None
 
 
 def test_speculation_is_for_tables_only(registry):

@@ -32,7 +32,7 @@ def test_a_trouble_that_repeats_is_a_line_when_it_begins_and_when_its_kind_chang
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without it an outage of a night is a thousand lines, between which another trouble is lost."""
-    monkeypatch.setattr(stream, "alive", lambda spark: True)
+    monkeypatch.setattr(stream, "is_alive", lambda spark: True)
     nothing: Any = None
     trouble = RepeatedTrouble()
     failures = iter(["500: part-01-3fa9c1d2.parquet", "500: part-02-77ab01ee.parquet", "429: busy", "429: busy", ""])
@@ -55,7 +55,7 @@ def test_a_trouble_that_repeats_is_a_line_when_it_begins_and_when_its_kind_chang
 
 def test_a_run_that_has_recovered_pauses_as_shortly_as_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a run that lives for months waits a minute at each hiccup of its source."""
-    monkeypatch.setattr(stream, "alive", lambda spark: True)
+    monkeypatch.setattr(stream, "is_alive", lambda spark: True)
     stop, pauses, nothing = Impatient(), GrowingPauses(), Any
     outcomes: Iterator[str] = iter(["", "", "", "", "batch", "", "done"])
 

@@ -21,7 +21,7 @@ from router.engine.expressions.evaluator import MANY_FAILURES, Node, evaluate_ex
 from router.engine.label import labels as labels_module
 from router.engine.label import planner as planner_module
 from router.engine.label import route as route_module
-from router.table_names import folded
+from router.table_names import fold_name
 from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Delta, Tables
@@ -189,9 +189,9 @@ def test_a_record_that_cannot_be_labelled_is_a_dead_letter(
     def fragile(name: str | None) -> str | None:
         if name == "silver.uno":
             raise RuntimeError("a name that nobody thought of")
-        return folded(name)
+        return fold_name(name)
 
-    monkeypatch.setattr(labels_module, "folded", fragile)
+    monkeypatch.setattr(labels_module, "fold_name", fragile)
     raw = spark.createDataFrame(records(VALUES)).withColumn("arrival", F.lit(0).cast("long"))
     made = config(route(sinks=(Named(sql="concat('silver.', event.game)"),)))
     planned = planner_module.Planner(made, made.decode).plan_batch(raw)

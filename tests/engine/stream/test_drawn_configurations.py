@@ -22,7 +22,7 @@ from router.api.columns import holds_where, quote_identifier, tried
 from router.config.models import Expectation, Route, View
 from router.engine.audit.verify import verify_tables
 from router.engine.views.schedule import create_refresher
-from router.table_names import folded
+from router.table_names import fold_name
 from router_decoders import Json
 from router_rules import Sql
 from router_schemas.json_schema.spark_types import child_types
@@ -359,7 +359,7 @@ def check_tables(drawn: Drawn, number: int, rows: Rows, refused: set[Place], fin
             found[place] += [(table, shown(row)) for row in some]
     for place in {*rows, *found}:
         made = rows.get(place)
-        table = folded(f"t{number}.{made['game']}") if made and made["game"] is not None else None
+        table = fold_name(f"t{number}.{made['game']}") if made and made["game"] is not None else None
         wanted = [(table, shown(made))] if table else []
         if found[place] != wanted or (made is not None and (place in refused) != (table is None)):
             findings.note(f"t{number}: not in {table} as it should be", place, found[place], made, place in refused)
