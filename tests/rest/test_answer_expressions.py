@@ -63,7 +63,7 @@ SAME_AS_SPARK = (
     "status BETWEEN 300 AND NULL",
     "body.ok = 'no'",
     "array_contains(body.list, 3)",
-    "body.five > 4.5D",
+    "body.half >= 1.5",
     "body.list[1] = 2 AND body.errors[1].message = 'b'",
 )
 ERRORS_IN_SPARK = ("body.error = 5", "body.ok = 'maybe'", "body.n > 'x'")

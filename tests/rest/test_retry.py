@@ -14,6 +14,7 @@ from requests.structures import CaseInsensitiveDict
 from router_rest.answers.classifier import BulkResults, Policy
 from router_rest.delivery.batcher import Call
 from router_rest.delivery.call import Delivery, RequestBuilder, RequestForm
+from router_rest.delivery.receipts import Settled
 from router_rest.http_client.response import InDoubt, Response, Unsent
 from router_rest.limits.messages import Grant, Pace
 from router_rest.logins.task_login import CredentialsClient, TaskLogin
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from requests import PreparedRequest
 
-    from router_rest.delivery.receipts import Settled
     from router_rest.limits.lease_client import LeaseClient
 
 KEY = "Idempotency-Key"
@@ -99,10 +99,10 @@ def delivered(line: Line, policy: Policy, *, rows: int = 1, pace: Pace = ENOUGH)
         world = World(pace, Api())
         lease, serving = world.lease()
         settled: list[Settled] = []
-        delivery = _delivery(line, policy, lease, settled)
+        delivery = _delivery(line, policy, lease)
         began = world.loop.time()
         call = Call("events", 3, list(range(10, 10 + rows)), [b'{"at":%d}' % at for at in range(rows)])
-        left = await delivery.deliver_call(call)
+        left = await _left(delivery, call, settled)
         told = TaskReport(left, settled, world.loop.time() - began, lease._tokens.in_flight)
         await lease.close()
         serving.cancel()
@@ -114,11 +114,19 @@ def delivered(line: Line, policy: Policy, *, rows: int = 1, pace: Pace = ENOUGH)
     return told
 
 
-def _delivery(line: Line, policy: Policy, lease: LeaseClient, settled: list[Settled]) -> Delivery:
+async def _left(delivery: Delivery, call: Call, settled: list[Settled]) -> list[Call]:
+    """Deliver a call; return the calls that are left."""
+    left = []
+    async for ended in delivery.deliver_call(call):
+        settled.append(ended) if isinstance(ended, Settled) else left.append(ended)
+    return left
+
+
+def _delivery(line: Line, policy: Policy, lease: LeaseClient) -> Delivery:
     login = TaskLogin(CredentialsClient(lease.channel))
     login._use_credentials({"version": "1", "headers": {}})
     client: Any = line
-    return Delivery(policy, RequestBuilder(FORM), client, lease, login, b"games/wins/rest", settled.append)
+    return Delivery(policy, RequestBuilder(FORM), client, lease, login, b"games/wins/rest")
 
 
 @pytest.mark.parametrize(
@@ -255,9 +263,9 @@ def test_a_call_that_waits_for_the_retry_budget_ends_with_the_lease(results: Bul
             world.loop.call_later(1.0, lease._accept_grant, Grant("leave", (), 0, 0, 0, 30.0))
             return answer(503) if results is None else answer(200, b'{"items": [{"status": 429}]}')
 
-        delivery = _delivery(Line(act=busy), Policy(results=results), lease, [])
+        delivery = _delivery(Line(act=busy), Policy(results=results), lease)
         began = world.loop.time()
-        left = await delivery.deliver_call(Call("events", 3, [10], [b"{}"]))
+        left = await _left(delivery, Call("events", 3, [10], [b"{}"]), [])
         seconds = world.loop.time() - began
         await lease.close()
         serving.cancel()
@@ -336,8 +344,8 @@ def test_a_driver_that_goes_before_a_call_is_sent_again_leaves_the_call_in_doubt
             await again()
             return answer(200)
 
-        delivery = _delivery(Line(act=dropped), Policy(), lease, [])
-        left = await delivery.deliver_call(Call("events", 3, [10], [b"{}"]))
+        delivery = _delivery(Line(act=dropped), Policy(), lease)
+        left = await _left(delivery, Call("events", 3, [10], [b"{}"]), [])
         serving.cancel()
         return left, lease._tokens.in_flight
 

@@ -35,12 +35,13 @@ from router_rest.http_client.response import InDoubt, Unsent
 from router_rest.limits.lease_client import HeldToken
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 
     from tenacity import RetryCallState
 
     from router_rest.answers.classifier import Policy
     from router_rest.delivery.batcher import Call
+    from router_rest.delivery.receipts import Status
     from router_rest.http_client.client import HttpClient
     from router_rest.limits.lease_client import LeaseClient
     from router_rest.logins.task_login import TaskLogin
@@ -245,7 +246,7 @@ MAX_UNREAD_ANSWERS = 10
 
 @dataclass
 class Delivery:
-    """The delivery of one task's calls. `settle` takes rows and their result; `owner` names the sink, for keys.
+    """The delivery of one task's calls. `owner` names the sink, for keys.
 
     `admitted` is told of each token that a call has got. `waits` gets the rows that the API tells to wait, and until
     when, in seconds since 1970: the next round has to keep to it.
@@ -260,7 +261,6 @@ class Delivery:
     lease: LeaseClient
     login: TaskLogin
     owner: bytes
-    settle: Callable[[Settled], None]
     ending: asyncio.Event = field(default_factory=asyncio.Event)
     why: str = ""
     read: int = 0
@@ -278,22 +278,30 @@ class Delivery:
         self._classifier = Classifier(self.policy, self.clock)
         self._retries = Retries(self.policy, self.lease.may_retry, self.ending)
 
-    async def deliver_call(self, call: Call) -> list[Call]:
-        """Deliver the rows of a call, in smaller calls where that is needed; return the rows that are left."""
+    async def deliver_call(self, call: Call) -> AsyncIterator[Settled | Call]:
+        """Deliver the rows of a call, in smaller calls where that is needed.
+
+        Yields rows that are settled as soon as they are, and calls of the rows that are left.
+        """
         waiting = [call]
-        over = []
         while waiting:
             part = waiting.pop()
+            smaller = []
             try:
-                waiting += reversed(await self._send_until_settled(part))
+                async for ended in self._send_until_settled(part):
+                    if isinstance(ended, Settled):
+                        yield ended
+                    else:
+                        smaller.append(ended)
+                waiting += reversed(smaller)
             except _Undelivered as error:
-                over.append(error.call)
+                yield error.call
                 if part.order is None and not self.ending.is_set():
                     continue
                 for behind in waiting:
                     behind.attempts = 0  # it was tried as a part of a larger call only, and waits for this one
-                return [*over, *waiting]
-        return over
+                    yield behind
+                return
 
     @property
     def wrong_setting(self) -> str:
@@ -304,8 +312,11 @@ class Delivery:
         """Send nothing more; calls in flight continue."""
         self.ending.set()
 
-    async def _send_until_settled(self, call: Call) -> Sequence[Call]:
-        """Send a call and settle its rows; return smaller calls with the rows that are to be sent again."""
+    async def _send_until_settled(self, call: Call) -> AsyncIterator[Settled | Call]:
+        """Send a call and yield its rows: those that are settled, and smaller calls that are to be sent.
+
+        Raises _Undelivered for rows that are left.
+        """
         body = self.builder.form.body.join_rows(call.rows)
         key = call.call_id(body, self.owner)
         try:
@@ -314,27 +325,25 @@ class Delivery:
             self.why = self.why or str(error)
             self.stop_sending()
             raise _Undelivered(call) from None
+        # Which row an API refuses, or fails on, is unknown: halves find it and let all others go, and only a row that
+        # stands alone is dead. An outage opens the circuit, which ends this.
+        refused = attempt.action in {Action.REFUSED, Action.SPLIT}
+        failed = attempt.action is Action.AGAIN and call.answered and not attempt.throttled
         if attempt.action is Action.DONE:
-            return await self._settle_taken(call, attempt, key)
-        if attempt.action is Action.WRONG:
-            self._count_wrong(call, attempt)
-        if attempt.action is Action.PARK:
-            self._park_call(call, attempt, key, attempt.why)
+            async for ended in self._settle_taken(call, attempt, key):
+                yield ended
+        elif (refused or failed) and len(call) > 1:
+            for half in call.split_halves():
+                yield half
+        elif attempt.action is Action.PARK:
+            yield self._park_call(call, attempt, key, attempt.why)
             self._count_unread(attempt.why)
-            return ()
-        if attempt.action in {Action.DEAD, Action.SET_ASIDE}:
-            self._settle_call(call, _STATUS_OF_ACTION[attempt.action], attempt, key, attempt.why)
-            return ()
-        if attempt.action in {Action.REFUSED, Action.SPLIT}:
-            # Which row is at fault is unknown: halves find it, and only a row that stands alone is dead.
-            if len(call) > 1:
-                return call.split_halves()
-            self._settle_call(call, "dead", attempt, key, attempt.why)
-            return ()
-        # One row may be what the API fails on: halves let all others go. An outage opens the circuit, which ends this.
-        if attempt.action is Action.AGAIN and call.answered and not attempt.throttled and len(call) > 1:
-            return call.split_halves()
-        raise _Undelivered(call)
+        elif refused or attempt.action in _STATUS_OF_ACTION:
+            yield self._settle_call(call, _STATUS_OF_ACTION.get(attempt.action, "dead"), attempt, key, attempt.why)
+        else:
+            if attempt.action is Action.WRONG:
+                self._count_wrong(call, attempt)
+            raise _Undelivered(call)
 
     async def _attempt_call(self, call: Call, body: bytes, key: str) -> Attempt:
         """Send a call once, or twice where its credentials had expired."""
@@ -345,12 +354,10 @@ class Delivery:
             attempt = await self._send_once(call, body, key)
         if attempt.action is Action.LOGIN:
             attempt.action = Action.AGAIN
-        if (
-            attempt.pause and attempt.pause > PART_PAUSE_SECONDS
-        ):  # a shorter one is over before another attempt could read of it
-            self.waits += [
-                (call.topic, call.partition, offset, self.clock() + attempt.pause) for offset in call.offsets
-            ]
+        # A shorter pause is over before another attempt could read of it.
+        if attempt.pause and attempt.pause > PART_PAUSE_SECONDS:
+            until = self.clock() + attempt.pause
+            self.waits += [(call.topic, call.partition, offset, until) for offset in call.offsets]
         if attempt.action in {Action.AGAIN, Action.LATER}:
             self.why = call.why = attempt.why
             # an API that has told a call to wait, and does so again when it comes back, speaks of this call
@@ -390,17 +397,19 @@ class Delivery:
         call.attempts += 1
         return attempt
 
-    async def _settle_taken(self, call: Call, attempt: Attempt, key: str) -> Sequence[Call]:
-        """Settle the rows of a call that was taken, each as the answer says; return calls to send again."""
+    async def _settle_taken(self, call: Call, attempt: Attempt, key: str) -> AsyncIterator[Settled | Call]:
+        """Yield the rows of a call that was taken, each as the answer says, and calls to send again."""
         if attempt.results is None:
             self._note_taken()
-            self._settle_call(call, "delivered", attempt, key)
-            return ()
+            yield self._settle_call(call, "delivered", attempt, key)
+            return
         by_action: dict[Action, list[int]] = {}
         for at, result in enumerate(attempt.results):
             by_action.setdefault(row_action(self.policy, call, at, result), []).append(at)
-        self._park_unknown(call, by_action.pop(Action.PARK, []), attempt, key)
-        self._settle_call(call.select_rows(by_action.pop(Action.DONE, [])), "delivered", attempt, key)
+        for settled in self._park_unknown(call, by_action.pop(Action.PARK, []), attempt, key):
+            yield settled
+        if done := by_action.pop(Action.DONE, []):
+            yield self._settle_call(call.select_rows(done), "delivered", attempt, key)
         again = by_action.pop(Action.AGAIN, [])
         split = by_action.pop(Action.SPLIT, [])
         wrong = by_action.pop(Action.WRONG, [])
@@ -408,7 +417,7 @@ class Delivery:
             by_action.setdefault(Action.DEAD, []).append(split.pop())
         for action, chosen in by_action.items():
             for at in chosen:
-                self._settle_row(call, at, attempt, key, _STATUS_OF_ACTION[action])
+                yield self._settle_row(call, at, attempt, key, _STATUS_OF_ACTION[action])
         if len(wrong) < len(call):
             self._note_taken()
         rest = call.select_rows(sorted([*again, *split, *wrong]))
@@ -416,26 +425,25 @@ class Delivery:
             attempt.why = row_reason(attempt.results[wrong[0]])
             self._count_wrong(rest, attempt)
             raise _Undelivered(rest)
-        calls: list[Call] = []
+        if again and not await self._wait_for_attempt(len(again), call.attempts, attempt.pause or 0.0):
+            raise _Undelivered(rest)
         if split:
-            calls += call.select_rows(split).split_halves()
-        try:
-            calls += await self._send_later(call.select_rows(again), attempt.pause or 0.0)
-        except _Undelivered:
-            raise _Undelivered(rest) from None
-        return calls
+            for half in call.select_rows(split).split_halves():
+                yield half
+        if again:
+            yield call.select_rows(again)
 
     def _note_taken(self) -> None:
         """Note that the API takes calls: one that needs another setting is an odd one then."""
         self._taken = True
         self._wrong_in_row = 0
 
-    def _settle_row(self, call: Call, at: int, attempt: Attempt, key: str, status: str) -> None:
-        """Settle a row of a bulk call that was not taken."""
+    def _settle_row(self, call: Call, at: int, attempt: Attempt, key: str, status: Status) -> Settled:
+        """Return a row of a bulk call that was not taken, settled."""
         assert attempt.results is not None
         result = attempt.results[at]
         of_row = Attempt(Action.DEAD, "", result.status or attempt.status, attempt.seconds, result.text)
-        self._settle_call(call.select_rows([at]), status, of_row, key, row_reason(result))
+        return self._settle_call(call.select_rows([at]), status, of_row, key, row_reason(result))
 
     def _count_wrong(self, call: Call, attempt: Attempt) -> None:
         """Note a call that needs another setting; send nothing more where all do, or many in a row.
@@ -451,22 +459,22 @@ class Delivery:
             self._wrong_first = self._wrong_first or attempt.why
             self.stop_sending()
 
-    def _park_unknown(self, call: Call, unknown: Sequence[int], attempt: Attempt, key: str) -> None:
-        """Park the rows at some places, of which the answer says nothing."""
+    def _park_unknown(self, call: Call, unknown: Sequence[int], attempt: Attempt, key: str) -> Iterator[Settled]:
+        """Yield the rows at some places, of which the answer says nothing, parked."""
         assert attempt.results is not None
         by_text: dict[bytes, list[int]] = {}
         for at in unknown:
             by_text.setdefault(attempt.results[at].text, []).append(at)
         for text, chosen in by_text.items():
-            self._park_call(call.select_rows(chosen), attempt, key, f"{NO_STATUS} {text.decode()}")
+            yield self._park_call(call.select_rows(chosen), attempt, key, f"{NO_STATUS} {text.decode()}")
         if len(unknown) < len(call):
             self.read += 1
         else:
             self._count_unread(f"{NO_STATUS} {attempt.results[0].text.decode()}")
 
-    def _park_call(self, call: Call, attempt: Attempt, key: str, why: str) -> None:
+    def _park_call(self, call: Call, attempt: Attempt, key: str, why: str) -> Settled:
         call.doubtful = frozenset(call.offsets)
-        self._settle_call(call, "parked", attempt, key, why)
+        return self._settle_call(call, "parked", attempt, key, why)
 
     def _count_unread(self, why: str) -> None:
         """Count an answer without any status; send nothing more when the first ones all are so."""
@@ -475,32 +483,28 @@ class Delivery:
         if not self.read and self.unread >= MAX_UNREAD_ANSWERS:
             self.stop_sending()
 
-    async def _send_later(self, call: Call, pause: float) -> Sequence[Call]:
-        """Return a call to send again after a wait; raise when it had all its attempts, or the pause is too long."""
-        if not len(call):
-            return ()
-        self.why = f"the API does not take {len(call)} rows of a call now"
-        if call.attempts >= self.policy.attempts or pause >= self.policy.elapsed:
-            raise _Undelivered(call)
+    async def _wait_for_attempt(self, rows: int, attempts: int, pause: float) -> bool:
+        """Wait until rows of a call may be sent again; False: they had all attempts, or the pause is too long."""
+        self.why = f"the API does not take {rows} rows of a call now"
+        if attempts >= self.policy.attempts or pause >= self.policy.elapsed:
+            return False
         try:
-            await self._retries.sleep(pause + self._retries.backoff(call.attempts))
-            if await self._retries.wait_for_budget(self._retries.deadline()):
-                return (call,)
+            await self._retries.sleep(pause + self._retries.backoff(attempts))
+            return await self._retries.wait_for_budget(self._retries.deadline())
         except (Ending, TaskEnded):
-            pass
-        raise _Undelivered(call)
+            return False
 
-    def _settle_call(self, call: Call, status: Any, attempt: Attempt, key: str, reason: str | None = None) -> None:
-        if len(call):
-            if status == "delivered":
-                self.lease.count_delivered(len(call))
-            own = self.builder.form.idempotency_key(call, key, self.owner)
-            self.settle(
-                Settled(call, status, self.clock(), attempt.status, attempt.seconds, attempt.body, key, own, reason)
-            )
+    def _settle_call(
+        self, call: Call, status: Status, attempt: Attempt, key: str, reason: str | None = None
+    ) -> Settled:
+        """Return the rows of a call, settled by the last attempt."""
+        if status == "delivered":
+            self.lease.count_delivered(len(call))
+        own = self.builder.form.idempotency_key(call, key, self.owner)
+        return Settled(call, status, self.clock(), attempt.status, attempt.seconds, attempt.body, key, own, reason)
 
 
-_STATUS_OF_ACTION = {Action.DEAD: "dead", Action.SET_ASIDE: "parked"}
+_STATUS_OF_ACTION: dict[Action, Status] = {Action.DEAD: "dead", Action.SET_ASIDE: "parked"}
 
 
 class _Undelivered(Exception):  # noqa: N818

@@ -396,7 +396,6 @@ class TaskWorker:
                 lease,
                 login,
                 self.job.owner.name.encode(),
-                self._settle_rows,
                 admitted=self._on_admitted,
                 waits=self._receipts.waits,
             )
@@ -445,11 +444,15 @@ class TaskWorker:
         assert self._delivery is not None
         while (call := await self._queue.take()) is not None:
             self.counts["calls"] += 1
-            rest = await self._delivery.deliver_call(call)
-            for part in rest:
-                part.drop_rows()
-            self._left += rest
-            self._queue.on_finished(call, whole=not rest)
+            whole = True
+            async for ended in self._delivery.deliver_call(call):
+                if isinstance(ended, Settled):
+                    self._settle_rows(ended)
+                else:
+                    ended.drop_rows()
+                    self._left.append(ended)
+                    whole = False
+            self._queue.on_finished(call, whole=whole)
             if self._receipts.size > self.job.plan.bytes_in_flight // 4:
                 await self._receipts.flush()
             if self._delivery.ending.is_set():
