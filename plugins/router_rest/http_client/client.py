@@ -360,6 +360,7 @@ def _request_arguments(request: PreparedRequest) -> dict[str, Any]:
     if not TOKEN_PATTERN.fullmatch(request.method or ""):
         raise Unsent("the method holds signs that none may hold")
     headers = {}
+    # A line break in a header would begin another header, or another request.
     for written_name, written_value in request.headers.items():
         name = _header_text(written_name)
         value = _header_text(written_value)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import requests
 import urllib3
 from requests.adapters import HTTPAdapter
+from requests.auth import AuthBase
 from urllib3 import exceptions as wrong
 
 from router_http.causes import causes_of
@@ -102,6 +103,14 @@ class RequestsClient:
             session = self._free.pop()
         except IndexError:
             session = self._make_session()
+        # A login such as HTTPDigestAuth keeps what it knows of a request for the thread in which it was applied. That
+        # was the thread of the event loop, and its hook runs in this one.
+        login = None
+        for hook in request.hooks["response"]:
+            login = getattr(hook, "__self__", None)
+        if isinstance(login, AuthBase):
+            request.hooks["response"] = []
+            login(request)
         began = time.monotonic()
         try:
             with closing(session.send(request, **self._arguments)) as response:
