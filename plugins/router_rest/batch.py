@@ -114,6 +114,8 @@ def open_batch_job(
     """
     address_for_tasks, listen_address = driver_hosts(events.sparkSession)
     leases = lease_server(address_for_tasks, listen_address)
+    # After the block no task is admitted, also if an error ends it: Spark may still start one for a batch that nobody
+    # awaits.
     with admit_tasks(sink, leases, batch) as address:
         job = TaskJob(
             plan=SendPlan.from_options(sink, sink.folder, plan.cut, plan.tasks),

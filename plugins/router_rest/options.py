@@ -12,7 +12,7 @@ from router import ApplyingSink, Encoder
 from router_encoders import ToAvro, ToJson, ToProtobuf
 from router_encoders.templates import check_name
 from router_http.options import Secret, SecretOptions, Tls, check_header, checked_url, is_header_name, is_header_text
-from router_rest.answers.classifier import AnswerRule, Then
+from router_rest.answers.classifier import AnswerRule, BulkResults, Then
 from router_rest.delivery.batcher import HOST_AS_LIMIT_KEY
 from router_rest.logins.auth import Auth
 from router_rest.presets import expand_preset
@@ -136,37 +136,6 @@ class MaxOutage(SecretOptions):
     then: Literal["wait", "fail", "park"] = Field(
         default="wait", description="keep to `wait`, `fail` (the stream stops), or `park` the rows for `router replay`"
     )
-
-
-class Results(SecretOptions):
-    """Where the answer of a bulk API has the result of each row."""
-
-    path: str = Field(default="", description="where the items are in the answer: items; empty: the answer is the list")
-    status: str = Field(min_length=1, description="where an item says what became of its row: index.status")
-    ok: tuple[str | int | bool, ...] = Field(
-        default=(), description="what it says of a row that was taken; default: 200 to 299, true, words such as `ok`"
-    )
-    id: str | None = Field(
-        default=None, min_length=1, description="where an item names its row; default: items are in the order of rows"
-    )
-    absent_ok: bool = Field(
-        default=False, description="rows that no item is about, or one without `status`, were taken; default: parked"
-    )
-    row_id: str | None = Field(default=None, min_length=1, description="where a row has that name; default: as `id`")
-    reason: str | None = Field(default=None, min_length=1, description="where an item says why: error.message")
-
-    @field_validator("path", "status", "id", "row_id", "reason")
-    @classmethod
-    def _check_path(cls, path: str | None) -> str | None:
-        if path and not all(path.split(".")):
-            raise ValueError("a path is names with dots between them: index.status")
-        return path
-
-    @model_validator(mode="after")
-    def _check_ids(self) -> Self:
-        if self.row_id is not None and self.id is None:
-            raise ValueError("row_id says where rows have what items have in `id`, and no `id` is given")
-        return self
 
 
 class AnswerOptions(SecretOptions):
@@ -517,7 +486,7 @@ class RestOptions(ApplyingSink):
         le=1,
         description="share of a batch that the API may refuse; with more the stream stops: it is not the rows then",
     )
-    results: Results | None = Field(
+    results: BulkResults | None = Field(
         default=None,
         description="a bulk API's answer: `path` of its items, `status`, `ok`, `id`, `row_id` and `reason` in an item",
     )

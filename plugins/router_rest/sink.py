@@ -73,6 +73,7 @@ class Rest(OpenSink):
         """Return this sink with its columns, files and login checked. May ask a token server or schema registry."""
         from router_rest.batch import check_spark
 
+        # What would fail in tasks, in each batch again, fails here: Spark's settings, files, columns and the login.
         check_spark(opening.events.sparkSession)
         tls_options = [self.tls]
         if self.auth is not None and self.auth.oauth is not None:

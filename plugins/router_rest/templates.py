@@ -233,6 +233,7 @@ def _header_fault(name: str, value: Column) -> Column:
 
 def _url_faults(template: UrlTemplate, hosts: list[str], *, dots: bool) -> Iterator[Column]:
     """Yield reasons why a row has no URL, or null; the first that is not null counts."""
+    # The value of a null or empty field would make the URL of something else: its parent, or a list of all.
     for path in template.fields:
         named = f"the URL's field {{{path}}}"
         value = _field_text(path)

@@ -128,7 +128,7 @@ def test_a_reason_shows_no_secret(shown: str) -> None:
 @pytest.mark.parametrize(("statuses", "partly"), [((201, 429), True), ((429, 429), False), ((201, 201), False)])
 def test_a_bulk_answer_that_refuses_some_rows_says_that_the_api_works(statuses: tuple[int, int], partly: bool) -> None:
     """Without it ten calls with a busy document each open the circuit, and nothing goes out any more."""
-    policy = Policy(results=BulkResults("items", "status"))
+    policy = Policy(results=BulkResults(path="items", status="status"))
     body = json.dumps({"items": [{"status": one} for one in statuses]}).encode()
 
     _, saw = Classifier(policy).classify_answer(Call("t", 0, [1, 2], [b"{}", b"{}"]), answer(200, body))

@@ -324,7 +324,7 @@ def test_answers_without_any_status_stop_the_sink(quick_tasks: Tasks, server: Sc
     """Without it a typing error in `results` counts what was refused as delivered; or sends it for ever."""
     server.act = polite(body)
     job = quick_tasks.job(cut=CallSize(rows=2))
-    job = changed(job, policy=replace(job.plan.policy, results=BulkResults("items", "statuz", id="offset")))
+    job = changed(job, policy=replace(job.plan.policy, results=BulkResults(path="items", status="statuz", id="offset")))
 
     def post(configuration: str) -> None:
         whole(quick_tasks, rows(range(many)), job=job, configuration=configuration).deliver_all()
@@ -388,7 +388,7 @@ def waited(times: dict[int, list[float]], waiting: set[int]) -> None:
     assert min(times[offset][1] - times[offset][0] for offset in waiting) >= TOLD
 
 
-@pytest.mark.parametrize("results", [None, BulkResults("items", "status")], ids=["calls", "rows of calls"])
+@pytest.mark.parametrize("results", [None, BulkResults(path="items", status="status")], ids=["calls", "rows of calls"])
 def test_a_row_waits_as_long_as_it_was_told_over_rounds(
     quick_tasks: Tasks, server: Scripted, results: BulkResults | None
 ) -> None:

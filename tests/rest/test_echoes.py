@@ -73,7 +73,7 @@ def test_no_secret_is_kept_of_an_answer(
     server_tasks: Tasks, server: Scripted, lake: Lake, auth: str, status: str
 ) -> None:
     """Without it whoever may read receipts, dead letters or the log may call the API."""
-    results = BulkResults("items", "status", reason="why") if "results" in status else None
+    results = BulkResults(path="items", status="status", reason="why") if "results" in status else None
     server.act = _echo("200 OK" if results else status, results is not None)
     landed = StagedParts(lake, "silver.answers", "games:run/wins/rest", 0)
     job = server_tasks.job(auth=Auth.model_validate(AUTHS[auth]), cut=CallSize(rows=2), responses=Responses(landed))

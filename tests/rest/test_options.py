@@ -226,7 +226,7 @@ def test_options_have_a_manual_page() -> None:
     for name in ("Rest", "Auth", "ApiKey", "Hmac", "Jwt", "SigV4", "MethodOptions", "BodyOptions", "Limit", "Retry"):
         fields = models[name]["properties"].items()
         assert [field for field, said in fields if not said.get("description")] == [], name
-    for name in ("Results", "Timeouts", "Tls"):
+    for name in ("BulkResults", "Timeouts", "Tls"):
         fields = models[name]["properties"].items()
         assert [field for field, said in fields if not said.get("description")] == [], name
 

@@ -192,78 +192,80 @@ ROWS = [b'{"id":"a","n":1}', b'{"id":"b","n":2}', b'{"id":"c","n":3}']
     ("results", "answer", "statuses"),
     [
         pytest.param(
-            BulkResults("", "status"),
+            BulkResults(path="", status="status"),
             [{"status": 201}, {"status": 429}, {"status": "400"}],
             [201, 429, 400],
             id="in order",
         ),
         pytest.param(
-            BulkResults("items", "*.status", absent_ok=True),
+            BulkResults(path="items", status="*.status", absent_ok=True),
             {"errors": True, "items": [{"index": {"status": 201}}, {"create": {"status": 409}}, {"index": {}}]},
             [201, 409, 200],
             id="below a field of any name",
         ),
         pytest.param(
-            BulkResults("data.rows", "ok", absent_ok=True),
+            BulkResults(path="data.rows", status="ok", absent_ok=True),
             {"data": {"rows": [{"ok": True}, {"ok": False}, {}]}},
             [200, 400, 200],
             id="yes or no",
         ),
         pytest.param(
-            BulkResults("Records", "ErrorCode", absent_ok=True),
+            BulkResults(path="Records", status="ErrorCode", absent_ok=True),
             {"Records": [{"Id": "1"}, {"ErrorCode": "TooFast"}, {"ErrorCode": None}]},
             [200, 400, 200],
             id="an error, or none",
         ),
         pytest.param(
-            BulkResults("", "state"),
+            BulkResults(path="", status="state"),
             [{"state": "created"}, {"state": "OK"}, {"state": "?"}],
             [200, 200, 400],
             id="words",
         ),
         pytest.param(
-            BulkResults("", "state", ok=("in", 0)),
+            BulkResults(path="", status="state", ok=("in", 0)),
             [{"state": 0}, {"state": "created"}, {"state": 429}],
             [200, 400, 429],
             id="as said",
         ),
         pytest.param(
-            BulkResults("", "state", ok=(1,)),
+            BulkResults(path="", status="state", ok=(1,)),
             [{"state": 1}, {"state": True}, {}],
             [200, 400, UNKNOWN_STATUS],
             id="a number",
         ),
         pytest.param(
-            BulkResults("failed", "code", id="id", absent_ok=True),
+            BulkResults(path="failed", status="code", id="id", absent_ok=True),
             {"failed": [{"id": "b", "code": 422}]},
             [200, 422, 200],
             id="only failures",
         ),
         pytest.param(
-            BulkResults("failed", "code", id="number", row_id="n", absent_ok=True),
+            BulkResults(path="failed", status="code", id="number", row_id="n", absent_ok=True),
             {"failed": [{"number": 3, "code": 500}]},
             [200, 200, 500],
             id="by a number",
         ),
         pytest.param(
-            BulkResults("failed", "code", id="index", absent_ok=True),
+            BulkResults(path="failed", status="code", id="index", absent_ok=True),
             {"failed": [{"index": 0, "code": 500}]},
             [500, 200, 200],
             id="by position",
         ),
         pytest.param(
-            BulkResults("items", "statuz"),
+            BulkResults(path="items", status="statuz"),
             {"items": [{"status": 201}, {"status": 400}, {"status": None}]},
             [UNKNOWN_STATUS] * 3,
             id="a path that leads nowhere",
         ),
         pytest.param(
-            BulkResults("items", "status", id="id"),
+            BulkResults(path="items", status="status", id="id"),
             {"items": [{"id": "b", "status": 201}, {"id": "c", "status": None}]},
             [UNKNOWN_STATUS, 201, UNKNOWN_STATUS],
             id="rows that no item is about",
         ),
-        pytest.param(BulkResults("items", "status", id="id"), {"items": []}, [UNKNOWN_STATUS] * 3, id="no item"),
+        pytest.param(
+            BulkResults(path="items", status="status", id="id"), {"items": []}, [UNKNOWN_STATUS] * 3, id="no item"
+        ),
     ],
 )
 def test_every_row_gets_what_was_said_of_it(results: BulkResults, answer: Any, statuses: list[int]) -> None:
@@ -277,11 +279,11 @@ def test_a_failure_keeps_its_own_text() -> None:
     """Without it a dead letter does not say why it is one."""
     answer = {"failed": [{"id": "b", "code": 422, "why": "too old"}]}
 
-    found = BulkResults("failed", "code", id="id", absent_ok=True).by_row(json.dumps(answer).encode(), ROWS)
+    found = BulkResults(path="failed", status="code", id="id", absent_ok=True).by_row(json.dumps(answer).encode(), ROWS)
 
     assert [json.loads(one.text or b"null") for one in found] == [None, answer["failed"][0], None]
 
-    said = BulkResults("failed", "code", id="id", reason="why", absent_ok=True).by_row(
+    said = BulkResults(path="failed", status="code", id="id", reason="why", absent_ok=True).by_row(
         json.dumps(answer).encode(), ROWS
     )
     assert [one.text for one in said] == [b"", b"too old", b""]
@@ -290,12 +292,16 @@ def test_a_failure_keeps_its_own_text() -> None:
 @pytest.mark.parametrize(
     ("results", "body"),
     [
-        pytest.param(BulkResults("", "status"), b"<html>", id="no JSON"),
-        pytest.param(BulkResults("items", "status"), b"{}", id="no list"),
-        pytest.param(BulkResults("items", "status"), b'{"items": {}}', id="an object"),
-        pytest.param(BulkResults("", "status"), b"[{}, {}]", id="too few"),
-        pytest.param(BulkResults("", "status", id="id"), b'[{"id": "z", "status": 400}]', id="a row that was not sent"),
-        pytest.param(BulkResults("", "status"), b"[" * 100_000, id="deep"),
+        pytest.param(BulkResults(path="", status="status"), b"<html>", id="no JSON"),
+        pytest.param(BulkResults(path="items", status="status"), b"{}", id="no list"),
+        pytest.param(BulkResults(path="items", status="status"), b'{"items": {}}', id="an object"),
+        pytest.param(BulkResults(path="", status="status"), b"[{}, {}]", id="too few"),
+        pytest.param(
+            BulkResults(path="", status="status", id="id"),
+            b'[{"id": "z", "status": 400}]',
+            id="a row that was not sent",
+        ),
+        pytest.param(BulkResults(path="", status="status"), b"[" * 100_000, id="deep"),
     ],
 )
 def test_an_answer_that_is_not_as_configured_is_told(results: BulkResults, body: bytes) -> None:
@@ -313,7 +319,7 @@ def test_an_answer_that_is_not_as_configured_is_told(results: BulkResults, body:
 def test_no_answer_breaks_a_task(body: bytes, rows: list[bytes], named: str | None) -> None:
     """Without it one answer of an API stops the stream."""
     try:
-        found = BulkResults("", "a.*.b", id=named).by_row(body, rows)
+        found = BulkResults(path="", status="a.*.b", id=named).by_row(body, rows)
     except Unreadable:
         return
     assert len(found) == len(rows)

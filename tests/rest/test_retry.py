@@ -195,7 +195,7 @@ def test_rows_of_which_the_answer_says_nothing_are_parked_in_doubt() -> None:
     """Without it rows that an API refused inside of a 200 count as delivered."""
     some = Line([answer(200, b'{"items": [{"status": 201}, {}, {"status": 400}]}')])
     none = Line([answer(200, b'{"things": []}')])
-    policy = Policy(results=BulkResults("items", "status"))
+    policy = Policy(results=BulkResults(path="items", status="status"))
 
     one, other = delivered(some, policy, rows=3), delivered(none, policy, rows=3)
 
@@ -239,7 +239,9 @@ def test_a_pause_that_is_longer_than_a_call_may_take_is_not_begun() -> None:
     assert told.seconds < 1
 
 
-@pytest.mark.parametrize("results", [None, BulkResults("items", "status")], ids=["a call", "rows of a call"])
+@pytest.mark.parametrize(
+    "results", [None, BulkResults(path="items", status="status")], ids=["a call", "rows of a call"]
+)
 def test_the_wait_for_the_retry_budget_ends(results: BulkResults | None) -> None:
     """Without it a call waits for ever when all others fail as well, and its task with it."""
     busy = answer(503) if results is None else answer(200, b'{"items": [{"status": 429}]}')
@@ -251,7 +253,9 @@ def test_the_wait_for_the_retry_budget_ends(results: BulkResults | None) -> None
     assert told.seconds <= 3.0 + 1.0
 
 
-@pytest.mark.parametrize("results", [None, BulkResults("items", "status")], ids=["a call", "rows of a call"])
+@pytest.mark.parametrize(
+    "results", [None, BulkResults(path="items", status="status")], ids=["a call", "rows of a call"]
+)
 def test_a_call_that_waits_for_the_retry_budget_ends_with_the_lease(results: BulkResults | None) -> None:
     """Without it an outage that uses the budget up holds a task, and its core, for the time that a call may take."""
 

@@ -282,7 +282,9 @@ def test_a_bulk_answer_is_heard_row_by_row(api_tasks: Tasks) -> None:
     """Without it rows that a bulk API refused count as delivered."""
     api_tasks.api.play(poison=[Poison(field="bad", values=(1,))], items=Items(id="offset", busy=0.3, shuffled=True))
     policy = replace(
-        api_tasks.job().plan.policy, attempts=50, results=BulkResults("items", "status", id="id", row_id="offset")
+        api_tasks.job().plan.policy,
+        attempts=50,
+        results=BulkResults(path="items", status="status", id="id", row_id="offset"),
     )
 
     sent = api_tasks.run(api_tasks.job(cut=CallSize(rows=10), policy=policy), rows(range(40), bad={3, 17}))

@@ -19,11 +19,15 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
+from pydantic import Field, field_validator, model_validator
 
 from router import Placeholder, parse_template
+from router_http.options import SecretOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from typing_extensions import Self
 
     from router_rest.answers.expression import AnswerExpression
     from router_rest.delivery.batcher import Call
@@ -358,26 +362,40 @@ class Result:
     decision: AnswerDecision | None = None
 
 
-@dataclass(frozen=True)
-class BulkResults:
-    """Where the results of rows are in an answer.
+class BulkResults(SecretOptions):
+    """Where the answer of a bulk API has the result of each row.
 
-    `path` leads to a list (empty: the answer itself is the list). Within an element `status` leads to what became of
-    the row: one of `ok` where these are given, else a status like that of HTTP, true or false, or a word such as
-    `created`. If it leads nowhere, or to null, the result of the row is unknown; so it
-    is for rows without an element. With `absent_ok` both were taken. `id` leads to the name of the row,
-    which is the value that the row has at `row_id`, or its position among the rows where rows have no such field;
-    without `id` there is one element for each row, in their order. `reason` leads to why a row was
-    not. Paths are names with dots between them; `*` is the only field of an object, whatever its name.
+    Without `id` there is one item for each row, in their order; else rows are named by the value that they have at
+    `row_id`, or by their position if they have no such field. Paths are names with dots between them; `*` is the only
+    field of an object, whatever its name. A row is unknown if no item is about it, or its `status` leads nowhere.
     """
 
-    path: str
-    status: str
-    ok: tuple[str | int | bool, ...] = ()
-    id: str | None = None
-    row_id: str | None = None
-    reason: str | None = None
-    absent_ok: bool = False
+    path: str = Field(default="", description="where the items are in the answer: items; empty: the answer is the list")
+    status: str = Field(min_length=1, description="where an item says what became of its row: index.status")
+    ok: tuple[str | int | bool, ...] = Field(
+        default=(), description="what it says of a row that was taken; default: 200 to 299, true, words such as `ok`"
+    )
+    id: str | None = Field(
+        default=None, min_length=1, description="where an item names its row; default: items are in the order of rows"
+    )
+    absent_ok: bool = Field(
+        default=False, description="rows that no item is about, or one without `status`, were taken; default: parked"
+    )
+    row_id: str | None = Field(default=None, min_length=1, description="where a row has that name; default: as `id`")
+    reason: str | None = Field(default=None, min_length=1, description="where an item says why: error.message")
+
+    @field_validator("path", "status", "id", "row_id", "reason")
+    @classmethod
+    def _check_path(cls, path: str | None) -> str | None:
+        if path and not all(path.split(".")):
+            raise ValueError("a path is names with dots between them: index.status")
+        return path
+
+    @model_validator(mode="after")
+    def _check_ids(self) -> Self:
+        if self.row_id is not None and self.id is None:
+            raise ValueError("row_id says where rows have what items have in `id`, and no `id` is given")
+        return self
 
     def by_row(self, body: bytes, rows: Sequence[bytes]) -> list[Result]:
         """Return a result for each row; raise Unreadable if the answer has none."""
@@ -392,6 +410,7 @@ class BulkResults:
             if len(elements) != len(rows):
                 raise Unreadable(f"the answer has {len(elements)} results for {len(rows)} rows")
             return [self._read_result(element) for element in elements]
+        # Items may come in any order, and leave rows out: what became of those is not known, unless that means success.
         by_name = {_name_of(_value_at(element, self.id)): self._read_result(element) for element in elements}
         missing = Result(UNKNOWN_STATUS, b"of the row, for no item is about it")
         if self.absent_ok:

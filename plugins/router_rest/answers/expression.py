@@ -61,6 +61,7 @@ class Operation:
             case "And" | "Or":
                 return self._decide(values, decisive=self.name == "Or")
         operands = [operand.evaluate(values) for operand in self.operands]
+        # IS is never null; IN may be true in spite of a null among its items; all else is null if an operand is.
         if self.name == "Is" and (operands[0] is None or self.constant is None):
             return operands[0] is self.constant
         if operands[0] is None:

@@ -65,6 +65,7 @@ class DriverChannel:
             reader, writer = await asyncio.wait_for(connection, CONNECT_SECONDS)
         except (OSError, asyncio.TimeoutError) as error:
             raise Gone(f"the driver at {address.host}:{address.port} is not reached: {error}") from error
+        # The certificate says that this is the driver's machine; only the answer says that the driver knows the sink.
         try:
             writer.write(line_of({"secret": address.secret.hex(), "limit": address.name, "sink": sink}))
             welcome = json.loads(await asyncio.wait_for(reader.readline(), CONNECT_SECONDS))

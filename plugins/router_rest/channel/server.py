@@ -236,6 +236,7 @@ class TaskServer:
 
     async def _identify_task(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> TaskSession | None:
         """Find out which task of which sink has connected; None: it may not be served."""
+        # A stranger gets no answer, for it needs none; a task whose sink has ended does, and says so in its report.
         introduction = json.loads(await reader.readline())
         secret = bytes.fromhex(introduction["secret"])
         if not hmac.compare_digest(secret, self._secret):

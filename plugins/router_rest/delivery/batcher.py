@@ -265,6 +265,7 @@ class CallQueue:
         """Let the next call of its key ask for a token: this one has its first."""
         if not call.asks:
             return
+        # The place of this call among those that ask goes to one that stands behind it, if there is any.
         call.asks = False
         if behind := self._behind_key.get(call.limit):
             self._standing -= 1

@@ -122,6 +122,7 @@ def park_task(
     """
 
     def park_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        # A row that got its receipt in the meantime keeps it.
         earlier_receipts = KnownReceipts.from_parts(job.parts)
         batcher = Batcher(job.plan.cut)
         for rows in batches:
@@ -354,6 +355,7 @@ class BatchJob:
         limit = self.job.plan.max_outage
         if limit is None or limit.then == "wait":
             return False
+        # Two clocks: nothing is taken, or others are and these calls are not.
         away = self.outage.seconds_away
         stuck = self.outage.overdue_ranges(limit.after)
         if away <= limit.after and not stuck:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from math import ceil
 from typing import TYPE_CHECKING
 
-from router_rest.answers.classifier import BulkResults, Policy
+from router_rest.answers.classifier import Policy
 from router_rest.delivery.batcher import HOST_AS_LIMIT_KEY, CallSize
 from router_rest.delivery.call import RequestForm
 from router_rest.http_client.response import HttpOptions
@@ -131,12 +131,14 @@ def form_of(sink: RestOptions) -> RequestForm:
 
 def policy_of(sink: RestOptions) -> Policy:
     """Return the rules by which calls are sent again."""
-    policy = Policy(sink.retry.attempts, sink.retry.elapsed, rules=tuple(answer.rule for answer in sink.answers))
-    if sink.retry.statuses is not None:
-        policy = replace(policy, again=frozenset(sink.retry.statuses))
-    if sink.results is not None:
-        policy = replace(policy, results=BulkResults(**sink.results.model_dump()))
-    return policy
+    statuses = sink.retry.statuses
+    return Policy(
+        attempts=sink.retry.attempts,
+        elapsed=sink.retry.elapsed,
+        again=None if statuses is None else frozenset(statuses),
+        results=sink.results,
+        rules=tuple(answer.rule for answer in sink.answers),
+    )
 
 
 def calls_of_key(sink: RestOptions) -> int:
@@ -156,6 +158,7 @@ def http_options(sink: RestOptions, folder: Path, tasks: int) -> HttpOptions:
     tls = sink.tls.resolve_paths(folder)
     times = sink.timeouts
     shares = 2 if sink.ordered_by else 1
+    # What is read of an answer is in memory for each call in flight: no more than somebody looks at.
     answer_bytes = EXCERPT_READ_BYTES
     if sink.results:
         answer_bytes = BULK_READ_BYTES

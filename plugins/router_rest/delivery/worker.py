@@ -87,6 +87,7 @@ def send_task(job: TaskJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.
                     yield from feed.put_rows(rows)
                 yield from feed.end_rows()
         finally:
+            # Also when Spark closes this generator: the calls in flight need a last part, or all rows are in doubt.
             feed.close()
             running.join()
 
@@ -426,6 +427,7 @@ class TaskWorker:
         finally:
             for coroutine in (keeping, *workers):
                 coroutine.cancel()
+            # A part that is being written is written to its end: the last part has to come after it.
             with suppress(asyncio.CancelledError):
                 await keeping
         doubtful = [call for call in self._left if call.doubtful]
@@ -453,6 +455,7 @@ class TaskWorker:
                     self._left.append(ended)
                     whole = False
             self._queue.on_finished(call, whole=whole)
+            # Rows stay in memory until their receipts are written: large ones are not kept for a whole second.
             if self._receipts.size > self.job.plan.bytes_in_flight // 4:
                 await self._receipts.flush()
             if self._delivery.ending.is_set():
@@ -466,6 +469,7 @@ class TaskWorker:
     def _settle_rows(self, settled: Settled) -> None:
         """Take rows that are done with. Those that are dead get their receipts when the whole batch may have them."""
         self.counts[settled.status] += len(settled.call)
+        # Rows are kept only to be landed beside their answers: there may be as many as calls of a second.
         if self.job.responses is None:
             settled.call.drop_rows()
         if settled.status != "dead":

@@ -164,6 +164,7 @@ class StatedPace:
         crowded = refused_share > TOLERATED_REFUSED_SHARE
         if now < self._next_try or not (crowded or self.factor < 1):
             return
+        # The accepted calls say where a limit is that is lower than stated; a smaller step would show nothing.
         step = min(TRY_STEP_FACTOR, (1 + ACCEPTED_MARGIN) * (1 - refused_share))
         if crowded and not (self._lower_in_vain and self.factor < 1):
             factor = max(MIN_PACE_FACTOR, self.factor * step)

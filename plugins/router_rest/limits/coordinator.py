@@ -167,6 +167,7 @@ class Coordinator:
     def next_due(self) -> float | None:
         """Return the time of the next allocation if no report comes before; None: only after a report."""
         now = self._clock()
+        # Three things are due by time alone: a task that has waited too long, tokens, and a change of calls in flight.
         wanting = self._next_turn()
         times = [
             task.since + MAX_TOKEN_WAIT_SECONDS
@@ -426,6 +427,7 @@ class TaskState:
 
     def unmet_wants(self, report: TaskReport) -> deque[Want]:
         """Return the tokens that it wants in addition to those on their way to it."""
+        # What the task had received when it wrote the report is not on its way any more.
         while self.under_way and self.under_way[0][0] <= report.received:
             self.under_way.popleft()
         coming: Counter[str] = Counter()

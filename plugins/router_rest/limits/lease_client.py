@@ -283,6 +283,7 @@ class LeaseClient:
 
     def _end_lease(self, why: TaskEnded) -> None:
         """End the lease, and every wait for a token with it."""
+        # A driver that is gone counts more than an order to leave: there will be no retries or credentials either.
         if self._ended is None or isinstance(why, Gone):
             self._ended = why
         self.over.set()

@@ -55,6 +55,8 @@ class LeaseServer(TaskServer):
         Raises:
             ValueError: Another sink states another pace for the same limit.
         """
+        # A limit that is stated otherwise begins a new coordinator, which takes over what was counted: a restart with
+        # another configuration is no new hour.
         with self._lock:
             others = sorted(name for name, other in self.sinks.items() if other.limit == limit and name != sink)
             former = self._limits.get(limit)

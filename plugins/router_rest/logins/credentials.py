@@ -78,6 +78,7 @@ class Credentials:
         May ask a token server. Raises ConnectionError while that is unavailable, StartError when it refuses this
         client.
         """
+        # Keys and tokens change, so they are made for each question; all else was made once.
         if self._keys is not None:
             keys = self._keys.current_keys()
             secrets = [*self._secrets, keys["secret_access_key"]]
