@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import psutil
@@ -16,6 +15,7 @@ from benchmarks.runs import Job, batches_done, processing_seconds, read_runs
 from router_bench import machine
 from router_bench.machine import Footprint, bytes_on_disk
 from router_bench.processes import run_command
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,11 +87,11 @@ def test_a_command_ends_with_the_process_that_runs_it_even_by_sigkill(tmp_path: 
         f"from pathlib import Path; from router_bench.processes import *; run_command({inner}, Path('{pid}.log'), 60)"
     )
     harness = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
-    wait_until(lambda: pid.exists() and pid.read_text().endswith("\n"))
+    wait_until(lambda: pid.exists() and pid.read_text().endswith("\n"), "the process id is written", seconds=20)
     harness.kill()
     harness.wait()
 
-    wait_until(lambda: not psutil.pid_exists(int(pid.read_text())))
+    wait_until(lambda: not psutil.pid_exists(int(pid.read_text())), "the process ends", seconds=20)
 
 
 def test_a_command_is_watched_from_outside_while_it_runs(tmp_path: Path) -> None:
@@ -134,13 +134,6 @@ def test_bytes_on_disk_are_those_of_all_files(tmp_path: Path) -> None:
     (tmp_path / "b").write_bytes(b"678")
 
     assert bytes_on_disk(tmp_path) == 8
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("sample", ["", "footprint", "workers"])

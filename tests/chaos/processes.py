@@ -5,27 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
+from tests.waiting import PATIENCE_SECONDS, wait_until
+
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Callable
 
 HERE = Path(__file__).parent
-PATIENCE_SECONDS = 300
-"""How long a condition may take to come true: far more than it ever takes, for machines that do other things too."""
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    """Return as soon as a condition holds."""
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < end, f"not within {PATIENCE_SECONDS} s: {what}"
-        time.sleep(0.1)
 
 
 class RouterProcess:
@@ -65,7 +55,7 @@ class RouterProcess:
             assert self.process.poll() is None or self.said.count(text) >= times, f"ended before {text!r}:\n{self.said}"
             return self.said.count(text) >= times
 
-        until(said, f"{text!r} in {self.log}")
+        wait_until(said, f"{text!r} in {self.log}")
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the router itself, not to its children."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyspark
 
-from tests.chaos.processes import until
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +79,7 @@ class Cluster:
 
     def _says(self, name: str, text: str) -> None:
         log = self.folder / f"{name}.log"
-        until(lambda: text in log.read_text(errors="replace"), f"{text!r} in {log}")
+        wait_until(lambda: text in log.read_text(errors="replace"), f"{text!r} in {log}")
 
 
 def bare_python(folder: Path) -> Path:

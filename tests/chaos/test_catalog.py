@@ -17,8 +17,8 @@ import pytest
 from router_demo.embedded import find_java, free_ports, is_open
 from tests.chaos import lakes
 from tests.chaos.conftest import configuration
-from tests.chaos.processes import until
 from tests.light import LIGHT
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,7 +109,7 @@ def metastore(folder: Path, port: int) -> Iterator[dict[str, str]]:
     with (folder / "metastore.log").open("ab") as log:
         server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
     try:
-        until(lambda: is_open(port), f"a metastore at port {port}")
+        wait_until(lambda: is_open(port), f"a metastore at port {port}")
         yield {
             **LIGHT,
             "spark.sql.catalogImplementation": "hive",
@@ -165,7 +165,7 @@ def test_a_metastore_that_is_down_holds_up_no_batch(new_topic, router_run, tmp_p
             time.sleep(2)
             return "the catalog takes tables again" in run.said
 
-        until(is_registered, "a catalog that takes tables again")
+        wait_until(is_registered, "a catalog that takes tables again")
         run.send(signal.SIGTERM)
         assert run.ended() == 0, run.said
         assert "silver.late" in catalogued(settings, tmp_path)

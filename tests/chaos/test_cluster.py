@@ -21,10 +21,11 @@ from router.engine import stream
 from router.registry import load_registry
 from tests.chaos import lakes
 from tests.chaos.conftest import SCHEMA, configuration
-from tests.chaos.processes import HERE, RouterProcess, until
+from tests.chaos.processes import HERE, RouterProcess
 from tests.chaos.standalone import Cluster, bare_python, installed
 from tests.light import LIGHT
 from tests.s3_servers import SERVERS, lake_on
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -180,12 +181,12 @@ def test_a_worker_and_the_driver_are_killed_and_replaced(
     first, _ = worker(), worker()
     config = configured(tmp_path / "cluster", **lake_settings)
     router = submit(config)
-    until(lambda: rows(config) >= ROWS, "a batch is in the lake")
+    wait_until(lambda: rows(config) >= ROWS, "a batch is in the lake")
 
     cluster.kill(first)
     worker()
     before = rows(config)
-    until(lambda: rows(config) > before or router.process.poll() is not None, "a further batch is in the lake")
+    wait_until(lambda: rows(config) > before or router.process.poll() is not None, "a further batch is in the lake")
     assert router.process.poll() in (None, 0), router.said
     router.clear()  # SIGKILL for Spark's launcher, driver and Python workers
 

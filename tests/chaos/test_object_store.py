@@ -15,9 +15,9 @@ from pyarrow import fs
 
 from benchmarks.s3_server import Fault, S3Server
 from router.delta.lake import Lake
-from tests.chaos.processes import until
 from tests.light import LIGHT
 from tests.s3_servers import SERVERS, lake_on
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,7 +155,9 @@ def test_a_second_run_is_refused_and_a_slow_store_is_waited_for(start: Any, serv
     )
     first = start(config)
     lock = Lake.at(f"s3://lake/{tmp_path.name}", server.options)
-    until((lambda: lock.read("_router/games/lock")) if S3A else (tmp_path / "checkpoint/lock").exists, "the first runs")
+    wait_until(
+        (lambda: lock.read("_router/games/lock")) if S3A else (tmp_path / "checkpoint/lock").exists, "the first runs"
+    )
     second = start(config)
 
     assert second.ended() == 1

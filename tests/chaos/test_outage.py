@@ -10,7 +10,7 @@ import pytest
 
 from tests.chaos import lakes
 from tests.chaos.conftest import PARTITIONS, Topic, configuration
-from tests.chaos.processes import until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -40,7 +40,7 @@ def test_the_stream_goes_on_when_the_broker_is_back(own_topic, router_run, tmp_p
     config, lake = configuration(tmp_path, topic, source=source), tmp_path / "lake"
     topic.simulate(EVENTS)
     router = router_run(config, "--continuous")
-    until(lambda: lakes.places(lake).total() == EVENTS, "the events before the outage are in the lake")
+    wait_until(lambda: lakes.places(lake).total() == EVENTS, "the events before the outage are in the lake")
 
     broker.stop()
     gone = time.monotonic()
@@ -49,7 +49,7 @@ def test_the_stream_goes_on_when_the_broker_is_back(own_topic, router_run, tmp_p
     broker.start()
     games = topic.simulate(EVENTS, seed=1)
 
-    until(lambda: lakes.places(lake).total() >= 2 * EVENTS, "the events after the outage are in the lake")
+    wait_until(lambda: lakes.places(lake).total() >= 2 * EVENTS, "the events after the outage are in the lake")
     if not options:
         router.says("the source answers again")
     router.send(signal.SIGTERM)

@@ -19,8 +19,9 @@ from router_rest.limits.lease_server import lease_server
 from tests.chaos import lakes
 from tests.chaos.conftest import Topic, configuration
 from tests.chaos.posting_driver import POINTS
-from tests.chaos.processes import HERE, until
+from tests.chaos.processes import HERE
 from tests.rest.killing import workers
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -141,7 +142,7 @@ def _killed_midway(posting: Posting, router_run: Callable[..., Any], *, whole: b
     """Run until some more calls have arrived, and kill the router: the driver, or its JVM and workers as well."""
     before = posting.api.stats().arrived
     router = router_run(posting.config(), "--once")
-    until(lambda: router.process.poll() is not None or posting.api.stats().arrived >= before + BEGUN, "calls")
+    wait_until(lambda: router.process.poll() is not None or posting.api.stats().arrived >= before + BEGUN, "calls")
     assert router.process.poll() is None, router.said
     if whole:
         router.clear()
@@ -208,7 +209,7 @@ def test_kills_of_everything_at_random_lose_nothing(
         if router is None or router.process.poll() is not None:
             router = start(posting.config(), command=DRIVER)
         wanted = posting.api.stats().arrived + dice.randrange(5, 25)
-        until(lambda: router.process.poll() is not None or posting.api.stats().arrived >= wanted, "calls")  # noqa: B023
+        wait_until(lambda: router.process.poll() is not None or posting.api.stats().arrived >= wanted, "calls")  # noqa: B023
         if router.process.poll() is None:
             what = dice.choice(("task", "driver", "leases"))
             killed[what] += _killed(posting, router, what)
@@ -244,7 +245,7 @@ def test_a_run_goes_on_by_itself_when_its_leases_have_ended(
     posting.api.play(latency=0.1)
     run = threading.Thread(target=drain, args=[posting.config()])
     run.start()
-    until(lambda: not run.is_alive() or posting.api.stats().arrived >= BEGUN, "calls")
+    wait_until(lambda: not run.is_alive() or posting.api.stats().arrived >= BEGUN, "calls")
     assert posting.api.stats().arrived < EVENTS // CUT, "it was over before"
 
     lease_server(*driver_hosts(spark)).stop()

@@ -14,8 +14,8 @@ from router.engine.reprocess.refresh import Refresh
 from router.errors import StartError
 from tests.chaos import lakes
 from tests.chaos.conftest import GAMES, WINS, configuration
-from tests.chaos.processes import until
 from tests.chaos.test_lost_records import delete_before
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 slow = pytest.mark.slow
@@ -70,15 +70,17 @@ def test_tables_are_made_anew_beside_a_stream_of_another_process(router_run, new
     lake, checkpoint = lake_and_checkpoint(loaded)
     sent = topic.simulate(300)
     router = router_run(config)
-    until(lambda: lakes.read(tmp_path / "lake", "ops.ledger"), "the first batch")
+    wait_until(lambda: lakes.read(tmp_path / "lake", "ops.ledger"), "the first batch")
     done = 0
     for number in range(rounds):
         sent += topic.simulate(300, seed=number + 1)  # the stream is at work while the tables are made anew
         made = Refresh(ReprocessContext(loaded, spark.newSession(), lake, checkpoint), ("silver.*",)).run()
         assert made.failed == {}
         done += len(made.done)
-    until(lambda: len(lakes.read(tmp_path / "lake", "bronze.events")) == 300 * (rounds + 1), "every record")
-    until(lambda: sum(r["read"] or 0 for r in lakes.read(tmp_path / "lake", "ops.ledger")) == 300 * (rounds + 1), "end")
+    wait_until(lambda: len(lakes.read(tmp_path / "lake", "bronze.events")) == 300 * (rounds + 1), "every record")
+    wait_until(
+        lambda: sum(r["read"] or 0 for r in lakes.read(tmp_path / "lake", "ops.ledger")) == 300 * (rounds + 1), "end"
+    )
     router.send(signal.SIGTERM)
     assert router.ended() == 0, router.said
     assert done >= rounds * len(sent)

@@ -11,8 +11,9 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.chaos import lakes
-from tests.chaos.processes import RouterProcess, until
+from tests.chaos.processes import RouterProcess
 from tests.light import LIGHT
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,7 +73,7 @@ def test_tables_are_repaired_while_the_stream_runs(tmp_path: Path) -> None:
     producer.start()
     stream = RouterProcess(["-m", "router", "run", str(config), "--continuous"], tmp_path / "stream.log")
     try:
-        until(lambda: batches(lake) > 4, "some batches are done")
+        wait_until(lambda: batches(lake) > 4, "some batches are done")
         sorted((lake / "silver/uno").glob("*.parquet"))[1].unlink()
         DeltaTable(lake / "silver/go").delete("id < 7")
         (lake / "silver/rummy").rename(tmp_path / "dropped")
@@ -90,7 +91,7 @@ def test_tables_are_repaired_while_the_stream_runs(tmp_path: Path) -> None:
         assert code == 0, said
         assert all(f"{table}: " in said for table in others)
         assert batches(lake) > before
-        until(lambda: batches(lake) > before + 5, "more batches are done")
+        wait_until(lambda: batches(lake) > before + 5, "more batches are done")
         # Until then rows wait for the table that was gone, which `verify` says.
         stream.says("silver.rummy can be written again")
         found = command(tmp_path, "beside", "verify", str(config))

@@ -7,7 +7,7 @@ import pytest
 
 from tests.chaos import lakes
 from tests.chaos.conftest import configuration
-from tests.chaos.processes import until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -19,7 +19,7 @@ def test_a_run_whose_jvm_is_killed_ends_and_can_be_started_again(new_topic, rout
     games = topic.simulate(EVENTS)
     config = configuration(tmp_path, topic, rows=100)
     router = router_run(config, "--continuous")
-    until(lambda: lakes.places(lake).total() >= EVENTS // 3, "some batches are in the lake")
+    wait_until(lambda: lakes.places(lake).total() >= EVENTS // 3, "some batches are in the lake")
 
     (jvm,) = [child for child in psutil.Process(router.process.pid).children() if "java" in child.name()]
     jvm.kill()

@@ -15,8 +15,8 @@ from router.errors import RunningError
 from router_demo.api import Api, Failure
 from tests.chaos import lakes
 from tests.chaos.conftest import GAMES, SCHEMA, configuration
-from tests.chaos.processes import until
 from tests.light import LIGHT
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -27,7 +27,7 @@ def test_a_run_refuses_a_second_one_and_stops_while_its_next_batch_begins(drain,
     config = configuration(tmp_path, topic, rows=40)
 
     def stop_late(query):
-        until(lambda: _begun(lake) > _done(lake), "the next batch has begun")
+        wait_until(lambda: _begun(lake) > _done(lake), "the next batch has begun")
         with pytest.raises(RunningError, match="games is running already"):
             drain(config)
         original(query)
@@ -103,7 +103,7 @@ def in_a_held_batch(topic, router_run, folder, hold):
     config = configuration(folder, topic, decode={"troubled": troubled})
     hold.touch()
     router = router_run(config, "--continuous")
-    until(lambda: any((folder / "lake").glob("*/*/*.parquet")), "the batch at hand lands")
+    wait_until(lambda: any((folder / "lake").glob("*/*/*.parquet")), "the batch at hand lands")
     return router, config, games
 
 
@@ -161,7 +161,7 @@ def test_a_signal_ends_a_run_with_a_sink_that_sleeps_for_ever(
         )
 
     router = router_run(sleeping(where), "--continuous")
-    until(sign.exists, "the sink sleeps")
+    wait_until(sign.exists, "the sink sleeps")
     if where != "prepare":
         router.says("(batch 0, apply asleep/sleeper)")
     began = time.monotonic()
@@ -209,7 +209,7 @@ def test_ctrl_c_ends_a_run_whose_many_apis_wait_drip_or_are_silent(router_run, t
         config.write_text(json.dumps(text))
         router = router_run(config, "--continuous")
         router.says("sinks batch 0:")
-        until(
+        wait_until(
             lambda: {"/1", "/2", "/3", "/4"} <= {call["path"][:2] for call in api.requests(last=5_000)}, "calls arrive"
         )
         os.killpg(router.process.pid, signal.SIGINT)

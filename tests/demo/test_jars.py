@@ -26,12 +26,6 @@ touch "$folder/second.jar"
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ROUTER_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeJava:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     return FakeJava(tmp_path)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from typing import TYPE_CHECKING
 
 import psutil
@@ -15,6 +12,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from router import StartError
 from router_demo.kafka import EmbeddedKafka
+from tests.demo.server_lives import assert_ends_with_its_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,12 +27,6 @@ with EmbeddedKafka() as kafka:
     print(kafka.servers, flush=True)
     time.sleep(600)
 """
-
-
-@pytest.fixture
-def broker(own_broker: EmbeddedKafka) -> EmbeddedKafka:
-    """Return one that no other process uses: these tests take it away."""
-    return own_broker
 
 
 def produce(servers: str, topic: str, *values: bytes) -> None:
@@ -63,42 +55,44 @@ def consume(servers: str, topic: str, count: int) -> list[bytes | str | None]:
     ],
 )
 def test_a_broker_that_comes_back_has_its_port_and_its_data(
-    broker: EmbeddedKafka, end: Callable[[EmbeddedKafka], None]
+    own_broker: EmbeddedKafka, end: Callable[[EmbeddedKafka], None]
 ) -> None:
-    servers, topic = broker.servers, f"kept-{end.__name__}"
-    broker.create_topic(topic)
+    servers, topic = own_broker.servers, f"kept-{end.__name__}"
+    own_broker.create_topic(topic)
     produce(servers, topic, b"before")
-    end(broker)
+    end(own_broker)
     try:
-        assert not broker.running
+        assert not own_broker.running
     finally:
-        broker.start()
-    assert broker.servers == servers
+        own_broker.start()
+    assert own_broker.servers == servers
     produce(servers, topic, b"after")
     assert consume(servers, topic, 2) == [b"before", b"after"]
 
 
-def test_a_record_of_8_megabytes_passes(broker: EmbeddedKafka) -> None:
-    broker.create_topic("large")
+def test_a_record_of_8_megabytes_passes(own_broker: EmbeddedKafka) -> None:
+    own_broker.create_topic("large")
     value = os.urandom(8_000_000)
-    produce(broker.servers, "large", b"small", value)
-    assert consume(broker.servers, "large", 2) == [b"small", value]
+    produce(own_broker.servers, "large", b"small", value)
+    assert consume(own_broker.servers, "large", 2) == [b"small", value]
 
 
-def test_a_topic_has_its_partitions_and_settings(broker: EmbeddedKafka) -> None:
-    broker.create_topic("wide", 5, {"max.message.bytes": "1000"})
+def test_a_topic_has_its_partitions_and_settings(own_broker: EmbeddedKafka) -> None:
+    own_broker.create_topic("wide", 5, {"max.message.bytes": "1000"})
     with pytest.raises(AssertionError):
-        produce(broker.servers, "wide", b"x" * 2000)
-    assert len(Producer({"bootstrap.servers": broker.servers}).list_topics("wide", 10).topics["wide"].partitions) == 5
+        produce(own_broker.servers, "wide", b"x" * 2000)
+    assert (
+        len(Producer({"bootstrap.servers": own_broker.servers}).list_topics("wide", 10).topics["wide"].partitions) == 5
+    )
 
 
-def test_a_topic_that_exists_is_not_made_again(broker: EmbeddedKafka) -> None:
-    broker.create_topic("once")
+def test_a_topic_that_exists_is_not_made_again(own_broker: EmbeddedKafka) -> None:
+    own_broker.create_topic("once")
     with pytest.raises(KafkaException):
-        broker.create_topic("once")
+        own_broker.create_topic("once")
 
 
-def test_only_this_machine_can_reach_it(broker: EmbeddedKafka) -> None:
+def test_only_this_machine_can_reach_it(own_broker: EmbeddedKafka) -> None:
     process = next(child for child in psutil.Process().children() if "kafka.Kafka" in child.cmdline())
     listening = [place.laddr.ip for place in process.net_connections() if place.status == psutil.CONN_LISTEN]
     assert len(listening) == 2
@@ -119,22 +113,4 @@ def test_a_start_that_fails_shows_the_end_of_the_log_and_leaves_nothing() -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_the_broker_ends_with_the_process_that_started_it(number: signal.Signals, tmp_path: Path) -> None:
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(
-        [sys.executable, "-c", PARENT], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as parent:
-        assert parent.stdout is not None
-        assert parent.stdout.readline()
-        started = psutil.Process(parent.pid).children(recursive=True)
-        parent.send_signal(number)
-    gone, left = psutil.wait_procs(started, timeout=20)
-    assert len(gone) == 2
-    assert left == []
-    assert until(lambda: not list(tmp_path.iterdir()))
-
-
-def until(holds: Callable[[], bool], seconds: float = 10) -> bool:
-    deadline = time.monotonic() + seconds
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return holds()
+    assert_ends_with_its_parent(PARENT, number, tmp_path)

@@ -7,35 +7,12 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import pytest
-import requests
-
 from router_demo.api import Api, Failure, Limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import requests
 
 LOOK = {"Accept": "text/html,application/xhtml+xml"}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Api]:
-    with Api() as api:
-        yield api
-
-
-@pytest.fixture
-def api(server: Api) -> Iterator[Api]:
-    server.reset()
-    yield server
-    server.play()
-
-
-@pytest.fixture
-def session() -> Iterator[requests.Session]:
-    with requests.Session() as client:
-        client.trust_env = False
-        yield client
 
 
 def test_curl_shows_the_limit_and_the_calls(api: Api, session: requests.Session) -> None:

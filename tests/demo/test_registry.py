@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import io
-import os
 import signal
-import subprocess
-import sys
 import tarfile
-import time
 from typing import TYPE_CHECKING
 
 import psutil
@@ -17,9 +13,10 @@ import requests
 
 from router import StartError
 from router_demo.registry import EmbeddedRegistry, registry_jar, unpack
+from tests.demo.server_lives import assert_ends_with_its_parent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 JAVA = """#!/bin/sh
@@ -78,12 +75,6 @@ class FakeJava:
     @property
     def runs(self) -> int:
         return len(self.calls.read_text().splitlines()) if self.calls.exists() else 0
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ROUTER_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -174,23 +165,4 @@ def test_only_this_machine_can_reach_it(schema_registry: EmbeddedRegistry) -> No
 @pytest.mark.spark
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_the_registry_ends_with_the_process_that_started_it(number: signal.Signals, tmp_path: Path) -> None:
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(
-        [sys.executable, "-c", PARENT], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as parent:
-        assert parent.stdout is not None
-        assert parent.stdout.readline()
-        started = psutil.Process(parent.pid).children(recursive=True)
-        parent.send_signal(number)
-    gone, left = psutil.wait_procs(started, timeout=20)
-
-    assert len(gone) == 2
-    assert left == []
-    assert until(lambda: not list(tmp_path.iterdir()))
-
-
-def until(holds: Callable[[], bool], seconds: float = 10) -> bool:
-    deadline = time.monotonic() + seconds
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return holds()
+    assert_ends_with_its_parent(PARENT, number, tmp_path)

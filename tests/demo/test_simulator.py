@@ -27,12 +27,6 @@ NOBODY = "127.0.0.1:9"
 """A port where no Kafka is."""
 
 
-@pytest.fixture
-def broker(own_broker: EmbeddedKafka) -> EmbeddedKafka:
-    """Return one that no other process uses: these tests take it away."""
-    return own_broker
-
-
 def read(servers: str, topic: str, count: int) -> list[Message]:
     """Read `count` records from the beginning of a topic, and see that there are no more."""
     settings: dict[str, Any] = {"bootstrap.servers": servers, "group.id": topic, "auto.offset.reset": "earliest"}
@@ -61,10 +55,10 @@ def stored(servers: str, topic: str) -> int:
         consumer.close()
 
 
-def test_the_topic_holds_what_was_sent(broker: EmbeddedKafka) -> None:
+def test_the_topic_holds_what_was_sent(own_broker: EmbeddedKafka) -> None:
     traffic = Traffic(events=5000, bad=0.02, versions=2)
-    sent = simulate(broker.servers, "simulated", traffic, partitions=3)
-    messages = read(broker.servers, "simulated", 5000)
+    sent = simulate(own_broker.servers, "simulated", traffic, partitions=3)
+    messages = read(own_broker.servers, "simulated", 5000)
     assert len(messages) == sent.events == 5000
     assert {message.partition() for message in messages} == {0, 1, 2}
     assert sum(message.value() is None for message in messages) == sent.garbage["null"]
@@ -74,40 +68,42 @@ def test_the_topic_holds_what_was_sent(broker: EmbeddedKafka) -> None:
     assert sent.failed == 0
 
 
-def test_a_rate_is_kept(broker: EmbeddedKafka) -> None:
-    sent = simulate(broker.servers, "paced", Traffic(rate=500), seconds=2)
+def test_a_rate_is_kept(own_broker: EmbeddedKafka) -> None:
+    sent = simulate(own_broker.servers, "paced", Traffic(rate=500), seconds=2)
     assert sent.events == 1000
     assert sent.rate < 520
 
 
-def test_it_stops_when_told(broker: EmbeddedKafka) -> None:
+def test_it_stops_when_told(own_broker: EmbeddedKafka) -> None:
     stop = threading.Event()
 
     def stop_at_3000(so_far: int) -> None:
         if so_far >= 3000:
             stop.set()
 
-    sent = simulate(broker.servers, "stopped", Traffic(), stop=stop, on_progress=stop_at_3000)
+    sent = simulate(own_broker.servers, "stopped", Traffic(), stop=stop, on_progress=stop_at_3000)
     assert sent.events == 3000
-    assert len(read(broker.servers, "stopped", 3000)) == 3000
+    assert len(read(own_broker.servers, "stopped", 3000)) == 3000
 
 
-def test_records_the_broker_did_not_take_are_reported(broker: EmbeddedKafka) -> None:
+def test_records_the_broker_did_not_take_are_reported(own_broker: EmbeddedKafka) -> None:
     def stop_at_1000(so_far: int) -> None:
         if so_far >= 1000:
-            broker.stop()
+            own_broker.stop()
 
     try:
-        sent = simulate(broker.servers, "lost", Traffic(rate=1000, events=2000), timeout=2, on_progress=stop_at_1000)
+        sent = simulate(
+            own_broker.servers, "lost", Traffic(rate=1000, events=2000), timeout=2, on_progress=stop_at_1000
+        )
     finally:
-        broker.start()
+        own_broker.start()
     assert sent.events == 2000
     assert sent.failed > 0
-    assert stored(broker.servers, "lost") >= sent.events - sent.failed
+    assert stored(own_broker.servers, "lost") >= sent.events - sent.failed
 
 
-def test_the_command_prints_what_it_sent(broker: EmbeddedKafka) -> None:
-    options = ["--servers", broker.servers, "--topic", "commanded", "--events", "2000", "--bad", "5%", "--json"]
+def test_the_command_prints_what_it_sent(own_broker: EmbeddedKafka) -> None:
+    options = ["--servers", own_broker.servers, "--topic", "commanded", "--events", "2000", "--bad", "5%", "--json"]
     result = CliRunner().invoke(command, options, catch_exceptions=False)
     summary = json.loads(result.output)
     assert result.exit_code == 0
@@ -115,8 +111,8 @@ def test_the_command_prints_what_it_sent(broker: EmbeddedKafka) -> None:
     assert sum(summary["games"].values()) + sum(summary["garbage"].values()) == 2000
 
 
-def test_the_command_prints_a_table_for_people(broker: EmbeddedKafka) -> None:
-    options = ["--servers", broker.servers, "--topic", "commanded", "--events", "100", "--games", "60"]
+def test_the_command_prints_a_table_for_people(own_broker: EmbeddedKafka) -> None:
+    options = ["--servers", own_broker.servers, "--topic", "commanded", "--events", "100", "--games", "60"]
     result = CliRunner().invoke(command, options, catch_exceptions=False)
     assert "rummy" in result.output
     assert "100 records" in result.output

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,10 +13,11 @@ import psutil
 from router import Batch, Opening, Sink
 from router.delta.commit import StagedParts
 from router.registry import load_registry
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -26,17 +26,6 @@ if TYPE_CHECKING:
     from router import Outcome
     from router.delta.lake import Lake
     from router_demo.api import Api
-
-PATIENCE = 240
-"""Seconds that what comes sooner or later may take: far more than it does."""
-
-
-def until(holds: Callable[[], object], what: str) -> None:
-    """Wait for what comes sooner or later."""
-    end = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < end, f"it never came: {what}"
-        time.sleep(0.02)
 
 
 def workers(port: int) -> list[psutil.Process]:
@@ -81,7 +70,7 @@ class TaskWorker:
         """Apply the batch in a thread, for a `with` block that begins when so many calls have arrived."""
         with ThreadPoolExecutor(1) as thread:
             outcome = thread.submit(self.apply, **options)
-            until(lambda: outcome.done() or self.api.stats().processed >= calls, "calls")
+            wait_until(lambda: outcome.done() or self.api.stats().processed >= calls, "so many calls arrive")
             assert not outcome.done(), outcome
             yield outcome
 

@@ -9,13 +9,17 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.chaos import lakes
 from tests.chaos.conftest import GAMES, configuration
 from tests.chaos.faults.table import DISKS, Disk
-from tests.chaos.processes import RouterProcess, until
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from tests.chaos.processes import RouterProcess
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -43,7 +47,7 @@ def test_a_failing_disk_is_waited_for_and_named(router_run, new_topic, order: Pa
     config = configuration(tmp_path, topic, rows=1000, routes=[GAMES])
     topic.send([EVENT] * SENT)
     router = router_run(config, "--continuous")
-    until(lambda: lakes.rows(lake, "silver.rummy").total() == SENT, "the first rows are in the lake")
+    wait_until(lambda: lakes.rows(lake, "silver.rummy").total() == SENT, "the first rows are in the lake")
     sent = SENT
     for disk in (disk for disk in DISKS if disk.group == group):
         sent += SENT
@@ -52,8 +56,8 @@ def test_a_failing_disk_is_waited_for_and_named(router_run, new_topic, order: Pa
         said = len(router.said)
         heard(router, disk, said)
         order.unlink()
-        until(lambda sent=sent: lakes.rows(lake, "silver.rummy").total() >= sent, f"rows after {disk.path}")
-    until(lambda: booked(lake) == sent, "the ledger has all")
+        wait_until(lambda sent=sent: lakes.rows(lake, "silver.rummy").total() >= sent, f"rows after {disk.path}")
+    wait_until(lambda: booked(lake) == sent, "the ledger has all")
     assert len(lakes.places(lake)) == lakes.places(lake).total() == sent
     assert lakes.rows(lake, "silver.rummy").total() == sent
 
@@ -69,6 +73,6 @@ def heard(router: RouterProcess, disk: Disk, already: int) -> None:
         return any(disk.says in line and disk.also in line for line in router.said[already:].splitlines())
 
     try:
-        until(told, f"{disk.says} for {disk.path}")
+        wait_until(told, f"{disk.says} for {disk.path}")
     except AssertionError as error:
         raise AssertionError(f"{error}:\n{router.said[already:]}") from None

@@ -26,6 +26,7 @@ from router.engine.stream import RunOptions, run
 from router.registry import Registry, load_registry
 from router_demo.api import Api, Failure
 from tests.rest.tasks import shorten_outages
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,15 +46,7 @@ trigger: {{once: true}}
 outbox_retention: {retention}
 dead_letters: ops.dead
 """
-PATIENCE = 120
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait for what comes sooner or later."""
-    end = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.05)
+PATIENCE_SECONDS = 120
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +123,7 @@ def running(loft: Loft) -> Iterator[Callable[[], None]]:
 
     def end() -> None:
         stop.set()
-        thread.join(PATIENCE)
+        thread.join(PATIENCE_SECONDS)
         assert not thread.is_alive()
         for error in raised:
             raise error
@@ -189,16 +182,16 @@ def test_tables_go_on_while_a_sink_cannot(loft: Loft, running: Callable[[], None
     """Without it one service that is down stops the tables of all games."""
     (loft.folder / "storm").touch()
     loft.comes(1)
-    until((loft.folder / "waited").exists)
+    wait_until((loft.folder / "waited").exists, "the sink waits")
     for n in (2, 3):
         loft.comes(n)
-        until(lambda n=n: n in [row["n"] for row in loft.rows("silver.all")])
-    until(lambda: loft.booked()["backlog"] == 3)
+        wait_until(lambda n=n: n in [row["n"] for row in loft.rows("silver.all")], "the row is in its table")
+    wait_until(lambda: loft.booked()["backlog"] == 3, "three rows are behind")
     assert loft.flown() == []
 
     (loft.folder / "storm").unlink()
 
-    until(lambda: loft.flown() == [1, 2, 3])
+    wait_until(lambda: loft.flown() == [1, 2, 3], "three rows are sent")
     running()
     assert loft.booked() == {"landed": 3, "applied": 3, "dead": 0, "backlog": 0}
 
@@ -216,17 +209,17 @@ def away(loft: Loft, request: pytest.FixtureRequest) -> Iterator[Api]:
 def test_tables_go_on_while_an_api_is_away(loft: Loft, away: Api, running: Callable[[], None]) -> None:
     """Without it an API that hangs makes the tables of all games old."""
     loft.comes(1)
-    until(lambda: any((loft.folder / "lake/ops/receipts").rglob("*.parquet")))  # its batch has begun
+    wait_until(lambda: any((loft.folder / "lake/ops/receipts").rglob("*.parquet")), "its batch has begun")
     for n in (2, 3, 4, 5):
         loft.comes(n)
-        until(lambda n=n: n in [row["n"] for row in loft.rows("silver.all")])
-    until(lambda: loft.booked()["backlog"] == 5)
+        wait_until(lambda n=n: n in [row["n"] for row in loft.rows("silver.all")], "the row is in its table")
+    wait_until(lambda: loft.booked()["backlog"] == 5, "five rows are behind")
     assert (away.rows("n"), loft.rows("ops.receipts")) == (Counter(), [])
 
     away.play()
 
-    until(lambda: away.rows("n") == Counter([1, 2, 3, 4, 5]))
-    until(lambda: loft.booked()["backlog"] == 0)
+    wait_until(lambda: away.rows("n") == Counter([1, 2, 3, 4, 5]), "five rows arrive")
+    wait_until(lambda: loft.booked()["backlog"] == 0, "no row is behind")
     running()
     assert loft.booked() == {"landed": 5, "applied": 5, "dead": 0, "backlog": 0}
 
@@ -240,9 +233,9 @@ def test_a_sink_that_lingers_sends_what_came_meanwhile_together(loft: Loft, requ
         end = request.getfixturevalue("running")
         for n in range(6):
             loft.comes(2 * n, 2 * n + 1)
-            until(lambda n=n: 2 * n in [row["n"] for row in loft.rows("silver.all")])
+            wait_until(lambda n=n: 2 * n in [row["n"] for row in loft.rows("silver.all")], "the row is in its table")
 
-        until(lambda: api.rows("n") == Counter(range(12)))
+        wait_until(lambda: api.rows("n") == Counter(range(12)), "twelve rows arrive")
         end()
 
         bodies = [[row["n"] for row in json.loads(one["body"])] for one in api.requests()]
@@ -255,7 +248,7 @@ def test_a_run_can_be_stopped_while_a_sink_cannot_go_on(loft: Loft, running: Cal
     """Without it an endpoint that is down for good keeps a router from being stopped, or costs the rows that wait."""
     (loft.folder / "storm").touch()
     loft.comes(1)
-    until((loft.folder / "waited").exists)
+    wait_until((loft.folder / "waited").exists, "the sink waits")
 
     running()
 
@@ -285,9 +278,9 @@ def test_a_run_can_be_stopped_while_spark_plans_a_first_batch(loft: Loft, monkey
         patch.setattr(StreamingQuery, "status", planning)
         patch.setattr(detached.DetachedSink, "_follow_query", note_that_it_began)
         running.start()
-        began.wait(PATIENCE)
+        began.wait(PATIENCE_SECONDS)
         stop.set()
-        running.join(PATIENCE)
+        running.join(PATIENCE_SECONDS)
         ended = not running.is_alive()
     running.join()
 
@@ -303,7 +296,7 @@ def test_a_batch_that_begins_while_its_query_is_stopped_is_no_failure(
     """Without it Ctrl-C ends with an error of a sink that has none, where Spark had just planned its batch."""
     (loft.folder / "storm").touch()
     loft.comes(1)
-    until((loft.folder / "waited").exists)
+    wait_until((loft.folder / "waited").exists, "the sink waits")
     running()
     (loft.folder / "storm").unlink()
     stop, refused = threading.Event(), threading.Event()
@@ -320,7 +313,7 @@ def test_a_batch_that_begins_while_its_query_is_stopped_is_no_failure(
 
     def stop_late(query: StreamingQuery) -> None:
         if "pigeons" in str(query.name):
-            refused.wait(PATIENCE)
+            refused.wait(PATIENCE_SECONDS)
         stop_query(query)
 
     with monkeypatch.context() as patch:

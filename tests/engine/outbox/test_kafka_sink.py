@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from io import BytesIO
@@ -30,6 +29,7 @@ from tests.engine.conftest import EITHER
 from tests.engine.parts import Events, Where
 from tests.engine.query import records
 from tests.sinks.topic import read_topic, topics_of
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -350,20 +350,15 @@ def test_a_stream_waits_for_the_broker_it_sends_to(
     thread = threading.Thread(target=run, args=(loaded, load_registry(), spark, options))
     thread.start()
     try:
-        until(lambda: len(read_topic(own_broker.servers, topic)) == 2)
+        wait_until(lambda: len(read_topic(own_broker.servers, topic)) == 2, "two records arrive")
         own_broker.stop()
         (events / "b.jsonl").write_text('{"n": 3}')
-        until(lambda: "trying again" in caplog.text or not thread.is_alive())
+        wait_until(lambda: "trying again" in caplog.text or not thread.is_alive(), "the sink tries again")
         own_broker.start()
-        until(lambda: len(read_topic(own_broker.servers, topic)) >= 3)
+        wait_until(lambda: len(read_topic(own_broker.servers, topic)) >= 3, "the third record arrives")
     finally:
         stop.set()
         thread.join(60)
     sent = [json.loads(one.value or b"")["n"] for one in read_topic(own_broker.servers, topic)]
     assert list(dict.fromkeys(sent)) == [1, 2, 3]
     assert sum(report.dead_letters for report in done) == 0
-
-
-def until(holds: Callable[[], bool]) -> None:
-    while not holds():  # the test's own time limit ends it
-        time.sleep(0.2)

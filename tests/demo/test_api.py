@@ -23,32 +23,13 @@ from hypothesis import strategies as st
 from router_demo.api import Api, Failure, Items, Limit, Poison, Script, Token
 from router_demo.api_server.calls import highest, rows, used
 from router_demo.api_server.handler import Bucket
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 LOCAL = {"http": "", "https": ""}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Api]:
-    with Api() as api:
-        yield api
-
-
-@pytest.fixture
-def api(server: Api) -> Iterator[Api]:
-    server.reset()
-    yield server
-    server.play()
-
-
-@pytest.fixture
-def session() -> Iterator[requests.Session]:
-    with requests.Session() as client:
-        client.trust_env = False
-        yield client
 
 
 def post(session: requests.Session, api: Api, body: Any = None, key: str = "", **more: Any) -> requests.Response:
@@ -343,8 +324,8 @@ def test_silence_lasts_until_the_client_gives_up(api: Api, session: requests.Ses
 def test_a_call_that_nobody_waits_for_is_processed(api: Api) -> None:
     api.play(latency=0.05, idempotency="Idempotency-Key")
     with _sent(api, key=b"k"):
-        _until(lambda: api.stats().arrived == 1)
-    _until(lambda: api.stats().in_flight == 0)
+        wait_until(lambda: api.stats().arrived == 1, "the call arrives", seconds=20)
+    wait_until(lambda: api.stats().in_flight == 0, "no call is in flight", seconds=20)
 
     with requests.Session() as client:
         client.trust_env = False
@@ -355,10 +336,10 @@ def test_a_call_that_nobody_waits_for_is_processed(api: Api) -> None:
 def test_what_is_in_flight_is_counted_and_what_is_given_up(api: Api, session: requests.Session) -> None:
     api.play(latency=60, idempotency="Idempotency-Key")
     with _sent(api, key=b"1"), _sent(api, key=b"2"), _sent(api, key=b"3"):
-        _until(lambda: api.stats().in_flight == 3)
+        wait_until(lambda: api.stats().in_flight == 3, "three calls are in flight", seconds=20)
         assert post(session, api, {}, key="2").status_code == 409, "its first request still runs"
         assert api.stats().abandoned == 0
-    _until(lambda: api.stats().abandoned == 3)
+    wait_until(lambda: api.stats().abandoned == 3, "three calls are given up", seconds=20)
 
     assert (api.stats().in_flight, api.stats().busiest, api.stats().processed) == (3, 4, 3)
 
@@ -553,7 +534,7 @@ def test_packets_go_nowhere_while_they_are_dropped(api: Api, session: requests.S
         requests.post(api.url, timeout=(0.3, 0.3), proxies=LOCAL)
     api.play()
 
-    _until(lambda: _reaches(api))
+    wait_until(lambda: _reaches(api), "the API answers", seconds=20)
     assert api.stats().statuses[200] >= 2
 
 
@@ -623,10 +604,3 @@ def _reaches(api: Api) -> bool:
             return post(client, api, timeout=1).status_code == 200
         except requests.ConnectionError:
             return False
-
-
-def _until(condition: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
