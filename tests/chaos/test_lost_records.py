@@ -12,6 +12,7 @@ from router.engine.retryable_errors import is_temporary
 from router.engine.start.spark_checkpoint import SparkNotes
 from tests.chaos import lakes
 from tests.chaos.conftest import PARTITIONS, configuration
+from tests.kills import CrashError
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -21,10 +22,6 @@ SENT = (4, 3, 5)
 KEPT = (6, 3, 7)
 """Where each partition begins after two rounds, when the broker has deleted 2, 0 and 2 records that nobody read."""
 LOST = 2 + 0 + 2
-
-
-class CrashError(Exception):
-    """Stand for a kill: what comes after it never happens."""
 
 
 def send(topic) -> None:

@@ -13,6 +13,7 @@ from router import BatchError, StartError
 from router.engine.commit.committers import Committers
 from tests.chaos import lakes
 from tests.chaos.conftest import GAMES, PARTITIONS, configuration
+from tests.kills import CrashError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,10 +23,6 @@ slow = pytest.mark.slow
 
 EVENTS = 90
 SENT_FIRST = b'{"game": "rummy", "amount": 1}'
-
-
-class CrashError(Exception):
-    """Stand for a kill: what comes after it never happens."""
 
 
 def crash_at(step: str, batch: int = 0):

@@ -22,6 +22,8 @@ from router.delta.keyed import row_versions
 from router.delta.keyed.upsert import TableUpsert, upsert_rows
 from router.delta.lake import Lake
 from tests.delta.model import Model, Record, lane
+from tests.kills import CrashError
+from tests.lake_rows import read_rows
 
 TABLE = "silver.profiles"
 APP = "query/route/upsert"
@@ -50,10 +52,6 @@ DRAFTS = st.lists(
     min_size=1,
     max_size=8,
 )
-
-
-class Killed(Exception):  # noqa: N818 - stands for the end of the process
-    """End a batch between two commits."""
 
 
 class Histories(RuleBasedStateMachine):
@@ -85,7 +83,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(drafts=DRAFTS)
     def a_batch_that_is_cut_off(self, drafts: list[Any]) -> None:
-        with pytest.MonkeyPatch.context() as patch, suppress(Killed):
+        with pytest.MonkeyPatch.context() as patch, suppress(CrashError):
             self._cut_off(patch)
             self._take(self._records(drafts))
         self._upsert(len(self.batches) - 1)
@@ -151,8 +149,7 @@ class Histories(RuleBasedStateMachine):
         return upsert_rows(self.lake, work, self.batches[batch])
 
     def _stored(self) -> list[dict[str, Any]]:
-        table = self.lake.open(TABLE)  # there is none as long as no row had its key
-        rows = table.to_pyarrow_table().to_pylist() if table else []
+        rows = read_rows(self.lake, TABLE)
         return sorted(map(_valued, rows), key=repr)
 
 
@@ -162,4 +159,4 @@ def _valued(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def killed(*_: Any) -> None:
-    raise Killed("killed")
+    raise CrashError("killed")

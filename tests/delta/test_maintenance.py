@@ -23,6 +23,7 @@ from router.delta.maintenance import MaintenanceOptions, delete_older, maintain_
 from tests.delta.faster_writers import Busy
 from tests.delta.model import Record
 from tests.delta.test_upsert import COLUMNS, KEYED, Table
+from tests.kills import CrashError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -478,10 +479,6 @@ def test_a_log_that_is_larger_than_its_table_is_cut_sooner(
     assert (not (log / f"{1:020}.json").exists()) is cleaned
 
 
-class KilledError(Exception):
-    """The end of a process in the middle of something."""
-
-
 class DyingFiles:
     """Files of a lake that cannot be deleted after the sixth."""
 
@@ -493,7 +490,7 @@ class DyingFiles:
     def delete_file(self, path: str) -> None:
         DyingFiles.deleted += 1
         if DyingFiles.deleted > 6:
-            raise KilledError
+            raise CrashError
         self.files.delete_file(path)
 
     def __getattr__(self, name: str) -> object:
@@ -513,7 +510,7 @@ def test_a_killed_cleaning_is_done_again(lake: Lake) -> None:
     table = merged_often(lake, 45)
     options = MaintenanceOptions(gradual=True, log_retention=timedelta(0))
     killed = DyingLake(lake.root, lake.options, lake.locations)
-    with pytest.raises(KilledError):
+    with pytest.raises(CrashError):
         maintain_table(killed, table.name, options)
     assert len(data_files(lake, table.name)) > 10
     maintain_table(lake, table.name, options)

@@ -106,6 +106,10 @@ class Query:
         known = {"reports": self.reports, "taken": self.taken, "contents": self.contents}
         return Query(self.config.model_copy(update=changes), self.spark, **known)
 
+    def write_run_id(self) -> None:
+        """Write into the checkpoint which run it is of, as Spark does for a stream."""
+        self.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+
     @property
     def folder(self) -> Path:
         """Return the folder around the lake."""
@@ -136,6 +140,10 @@ class Query:
         """Return rows in a stable order, of some columns."""
         content = self.content(table)
         return sorted(content.select(list(columns) or content.column_names).to_pylist(), key=repr)
+
+    def ids(self, table: str) -> list[Any]:
+        """Return the values of the column `id` of a table, sorted."""
+        return sorted(row["id"] for row in self.rows(table))
 
     def tables(self) -> list[str]:
         return [table for layer in self.lake.layer_names() for table in self.lake.table_names(layer)]

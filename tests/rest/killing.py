@@ -13,6 +13,7 @@ import psutil
 from router import Batch, Opening, Sink
 from router.delta.commit import StagedParts
 from router.registry import load_registry
+from tests.lake_rows import read_rows
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -80,8 +81,7 @@ class TaskWorker:
 
     def receipts(self) -> list[dict[str, Any]]:
         """Return the receipts in their table, each with the `id` of its row."""
-        table = self.lake.open("ops.receipts")
-        found = table.to_pyarrow_table().to_pylist() if table else []
+        found = read_rows(self.lake, "ops.receipts")
         return [{**row, "id": row["offset"] * 3 + row["partition"]} for row in found]
 
 

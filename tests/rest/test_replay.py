@@ -23,6 +23,7 @@ from router.engine.start.run_lock import hold_file_lock, hold_run_lock
 from router.engine.stream import run
 from router.registry import load_registry
 from router_demo.api import Api, Failure, Poison
+from tests.lake_rows import read_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,8 +79,7 @@ class Games:
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         """Return the rows of a table."""
-        handle = self.lake.open(table)
-        return handle.to_pyarrow_table().to_pylist() if handle else []
+        return read_rows(self.lake, table)
 
     def receipts(self, status: str, *, replayed: bool = False) -> list[dict[str, Any]]:
         """Return the receipts of a status, of batches or of replays."""

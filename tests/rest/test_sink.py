@@ -14,6 +14,7 @@ from router import Batch, Opening, Sink, StartError
 from router.delta.commit import StagedParts
 from router.registry import load_registry
 from router_demo.api import Api, Failure, Poison
+from tests.lake_rows import read_rows
 from tests.rest.scripted import Scripted
 
 if TYPE_CHECKING:
@@ -61,8 +62,7 @@ class Batches:
 
     def receipts(self) -> list[dict[str, Any]]:
         """Return the receipts in their table."""
-        table = self.lake.open("ops.receipts")
-        return table.to_pyarrow_table().to_pylist() if table else []
+        return read_rows(self.lake, "ops.receipts")
 
     @property
     def expected(self) -> Counter[Any]:

@@ -24,6 +24,7 @@ from router.config.models import Trigger
 from router.delta.lake import Lake
 from router.engine.stream import RunOptions, run
 from router.registry import load_registry
+from tests.lake_rows import read_rows
 from tests.rest.scripted import Scripted
 from tests.rest.tasks import shorten_outages
 from tests.rest.test_signing import AWS, HUSH, verify_aws
@@ -138,8 +139,7 @@ class Ran:
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         """Return the rows of a table."""
-        handle = self.lake.open(table)
-        return handle.to_pyarrow_table().to_pylist() if handle else []
+        return read_rows(self.lake, table)
 
 
 STORIES: dict[str, tuple[type[Story], dict[str, Any]]] = {

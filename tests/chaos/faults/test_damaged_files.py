@@ -22,7 +22,7 @@ from router.errors import TableError
 from tests.chaos import lakes
 from tests.chaos.conftest import GAMES, WINS, configuration
 from tests.chaos.faults.table import FAULTS, Fault
-from tests.chaos.test_lost_state import CrashError
+from tests.kills import CrashError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

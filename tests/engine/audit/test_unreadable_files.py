@@ -16,7 +16,7 @@ from router.engine.reprocess.refresh import Refresh
 from router_decoders import Json
 from router_sinks import Delta, Upsert
 from tests.engine.parts import Where
-from tests.engine.query import RUN, records
+from tests.engine.query import records
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,7 +90,7 @@ def test_a_file_with_a_refused_value_is_found_and_mended(
 ) -> None:
     """Without it readers fail on a table for good, and `verify` is content with it."""
     query = begun(make_query, tmp_path, column, NEAR)
-    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    query.write_run_id()
     query.take(records(EVENTS))
     assert wrong(query, contents=True) == {}
     for table in ("silver.all", "gold.latest"):

@@ -16,6 +16,7 @@ from tests.engine import scenarios
 from tests.engine.conftest import EITHER
 from tests.engine.parts import Copy, Events, Fixed, Named, Where, copied
 from tests.engine.query import multiset, records, shape
+from tests.kills import ProcessKilled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,10 +99,6 @@ def test_spark_commits_without_delta_rs(
     assert [*(tmp_path / "spark" / "lake" / "_staged").rglob("*.parquet")] == []
 
 
-class Killed(BaseException):
-    """End a process where it stands."""
-
-
 @pytest.mark.parametrize(
     ("before", "after", "step"),
     [
@@ -118,14 +115,14 @@ def test_a_batch_that_another_committer_was_to_finish_is_whole(
 
     def kill(batch: int, name: str, done: int, of: int) -> None:
         if (batch, name, done) == (1, step, 0):
-            raise Killed
+            raise ProcessKilled
 
     sinks = (Fixed(name="silver.all"), Copy(to=str(tmp_path / "copy")))
     route = Route(name="all", match=Where(sql="true"), sinks=sinks)
     query = make_query(tmp_path, commit=before, decode=Events(ddl="n int"), bronze="bronze.all", routes=(route,))
     query.take(records([{"n": 1}]))
     query.batches.watch = kill
-    with pytest.raises(Killed):
+    with pytest.raises(ProcessKilled):
         query.take(records([{"n": 2}], first=100))
 
     query = query.restarted(commit=after)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,7 +12,7 @@ from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Tables
 from tests.engine.commit.test_recorded_ids import HUGE, Recorder
-from tests.engine.query import RUN, shape
+from tests.engine.query import shape
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +40,7 @@ def test_rows_of_a_failed_commit_wait_whatever_the_types_of_the_quarantine(
     sinks = (Tables(table="silver.{event.game}", evolution="quarantine"),)
     route = Route(name="all", match=Sql(where="event.game IS NOT NULL"), expect=(small,), sinks=sinks)
     query = make_query(tmp_path, decode=Json(schema="game string, id int"), bronze="bronze.events", routes=(route,))
-    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    query.write_run_id()
     life = Recorder(query, spark)
     life.take({"game": "go", "id": 1}, {"game": "go", "id": 300})
     life.query = life.query.restarted(decode=Json(schema="game string, id bigint"))

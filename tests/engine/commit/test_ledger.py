@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,7 +21,7 @@ from router.engine.ledger import OPTIONAL_COLUMNS, SCHEMA, LedgerEntry, append, 
 from tests.engine import scenarios
 from tests.engine.conftest import COMMITS, EITHER
 from tests.engine.parts import Events, Fixed, Where, copied
-from tests.engine.query import RUN, records
+from tests.engine.query import records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,7 +102,7 @@ def test_what_landed_is_in_the_tables(query: Query) -> None:
 
 def test_every_table_is_verified(query: Query) -> None:
     """Without it `router verify` calls wrong what nobody harmed, and is believed by nobody the next time."""
-    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    query.write_run_id()
     audits = Verification.of_config(query.config, contents=True).audit_tables()
 
     assert {audit.table: audit.problems for audit in audits if audit.problems} == {}

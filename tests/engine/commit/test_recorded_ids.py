@@ -25,7 +25,7 @@ from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Delta, Tables, Upsert
 from tests.engine.parts import Copy
-from tests.engine.query import RUN, Query, records
+from tests.engine.query import Query, records
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -132,7 +132,7 @@ def played(make_query: MakeQuery, spark: SparkSession, folder: Path) -> Recorder
     narrow = Json(schema="game string, id int")
     about = {"decode": narrow, "bronze": "bronze.events", "views": (view,)}
     query = make_query(folder, routes=routes(folder), **about)
-    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    query.write_run_id()
     life = Recorder(query, spark)
 
     games = [{"game": game, "id": number} for number, game in enumerate(("uno", "go", "chess", "rummy"), start=1)]
@@ -286,7 +286,7 @@ def test_ids_of_delta_on_spark(make_query: MakeQuery, spark: SparkSession, tmp_p
     appended = Route(name="all", match=Sql(where="true"), sinks=(Delta(table="gold.all"),))
     decode = Json(schema="game string, id int")
     query = make_query(tmp_path, decode=decode, bronze="bronze.events", routes=(merged, appended), commit="spark")
-    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    query.write_run_id()
     life = Recorder(query, spark)
     life.take({"game": "uno", "id": 1}, {"game": "go", "id": 2}, {"id": 7})
     life.take({"game": "go", "id": 2})

@@ -16,6 +16,7 @@ from tests.engine import scenarios
 from tests.engine.conftest import EITHER
 from tests.engine.parts import Copy, Events, Fixed, Named, Where, copied
 from tests.engine.query import Query, records
+from tests.kills import ProcessKilled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,10 +26,6 @@ if TYPE_CHECKING:
 
 DDL = "game string, n int"
 EVENTS = records([{"game": game, "n": n} for n in range(8) for game in ("uno", "poker")] + [b"garbage"], partitions=3)
-
-
-class Killed(BaseException):
-    """End a batch at a named place, as a kill would."""
 
 
 @pytest.fixture
@@ -135,10 +132,10 @@ def test_a_batch_that_was_cut_off_ends_as_if_it_had_not_been(
 
     def kill(batch: int, name: str, done: int, of: int) -> None:
         if name == step and done == (of if finished else 0):
-            raise Killed
+            raise ProcessKilled
 
     query.batches.watch = kill
-    with pytest.raises(Killed):
+    with pytest.raises(ProcessKilled):
         query.take(EVENTS)
     decided = query.store.read_manifest(0) is not None
     assert decided == ((step, finished) not in UNDECIDED)
@@ -164,10 +161,10 @@ def test_half_of_the_commits_are_completed(
 
     def kill(batch: int, name: str, done: int, of: int) -> None:
         if name == "commit":
-            raise Killed
+            raise ProcessKilled
 
     query.batches.watch = kill
-    with pytest.raises(Killed):
+    with pytest.raises(ProcessKilled):
         query.take(EVENTS)
     manifest = query.store.read_manifest(0)
     assert manifest is not None

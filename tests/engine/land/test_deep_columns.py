@@ -12,6 +12,7 @@ from router.config.loader import load_config
 from router.delta.lake import Lake
 from router.engine.stream import run
 from router.registry import load_registry
+from tests.lake_rows import read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,8 +63,7 @@ def put(folder: Path, name: str, *rows: dict[str, Any]) -> None:
 
 
 def rows(folder: Path, table: str) -> list[dict[str, Any]]:
-    handle = Lake.at(str(folder / "lake")).open(table)
-    return [] if handle is None else handle.to_pyarrow_table().to_pylist()
+    return read_rows(Lake.at(str(folder / "lake")), table)
 
 
 def ids(folder: Path, table: str) -> list[int]:

@@ -26,7 +26,7 @@ from router_schemas.registry_options import RegistryOptions
 from router_schemas.wire_format import pack_value
 from tests.engine.conftest import EITHER
 from tests.engine.parts import Fixed, Named, Where
-from tests.engine.query import RUN, records
+from tests.engine.query import records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -266,7 +266,7 @@ def test_a_version_that_a_route_cannot_be_planned_with_is_learnt_by_the_others(
         name="noted", match=Where(sql="true"), select=("event.*", "'own' AS note"), sinks=(Fixed(name="silver.noted"),)
     )
     query = query.restarted(routes=(*query.config.routes, noted))
-    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    query.write_run_id()
     query.take(records([first]))
 
     third = bet(3, game="uno", amount=6, note="theirs", cards=["queen"])

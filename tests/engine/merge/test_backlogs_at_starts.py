@@ -22,6 +22,7 @@ from router_decoders import Json
 from router_sinks import Upsert
 from tests.engine.conftest import EITHER
 from tests.engine.profiles import event, raw, route
+from tests.kills import ProcessKilled
 
 if TYPE_CHECKING:
     from tests.engine.query import Query
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
 DDL = "game string, gamer string, level int, note string"
 SINK = Upsert(table="silver.{event.game}", keys=["event.gamer"])
 KEY = "profiles/upsert"
-
-
-class Killed(BaseException):
-    """The end of a process."""
 
 
 def waiting(make_query: Any, folder: Path, commit: str) -> Query:
@@ -123,7 +120,7 @@ def test_a_start_that_is_killed(
     def end(*args: Any, **options: Any) -> None:
         if after:
             do(*args, **options)
-        raise Killed
+        raise ProcessKilled
 
     kills = 0
     for _ in range(2):  # the second start may find nothing left to do
@@ -131,7 +128,7 @@ def test_a_start_that_is_killed(
             patched.setattr(owner, name, end)
             try:
                 merge_backlogs(query.restarted())
-            except Killed:
+            except ProcessKilled:
                 kills += 1
     assert kills
     query = query.restarted()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from router.engine.reprocess.refresh import Refresh
 from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Upsert
-from tests.engine.query import RUN, Query, records
+from tests.engine.query import Query, records
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +48,7 @@ def query(request: pytest.FixtureRequest, make_query: MakeQuery, tmp_path: Path)
         "bronze": {"table": "bronze.all"},
     }
     made = make_query(tmp_path, routes=routes(commit, delete_when="event.gone"), **settings)
-    made.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())  # as Spark's checkpoint has it
+    made.write_run_id()
     pairs = [(game, number) for game in ("uno", "poker") for number in range(5)]
     made.take(records(events(*pairs)))
     made.take(records(events(("uno", 0), gone=True), first=10))

@@ -14,7 +14,8 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 from router.delta.parquet_writer import Staging
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes
 from router.engine.merge.delta_spark import SparkMerger, TableMerge
-from tests.delta.histories import APP, KINDS, TABLE, Histories, Killed, killed
+from tests.delta.histories import APP, KINDS, TABLE, Histories, killed
+from tests.kills import CrashError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,7 +48,7 @@ class Shared(Histories):
         SparkMerger(self.spark, self.lake, job).merge_tables(events, found)
         if found.failed:
             assert "killed" in found.failed[TABLE], found.failed
-            raise Killed
+            raise CrashError
         refused = range(found.counts.pop("refused"))
         return SimpleNamespace(**found.counts, refused=refused)
 

@@ -18,8 +18,9 @@ from router.engine.merge.coordinator import MergeCoordinator
 from router.engine.merge.refused_keys import RefusedKeys
 from router_decoders import Json
 from router_sinks import Upsert
-from tests.engine.merge.test_backlogs_at_starts import KEY, Killed, backlog, booked
+from tests.engine.merge.test_backlogs_at_starts import KEY, backlog, booked
 from tests.engine.profiles import event, raw, route
+from tests.kills import ProcessKilled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,11 +111,11 @@ def test_a_retry_reads_the_note(
 
     def end(*args: Any) -> None:
         do(*args)
-        raise Killed
+        raise ProcessKilled
 
     with monkeypatch.context() as patched:
         patched.setattr(owner, step, end)
-        with pytest.raises(Killed):
+        with pytest.raises(ProcessKilled):
             query.take(BATCH)
     monkeypatch.setattr(refused_keys, "find_refused", None)
     query.restarted().again(0)

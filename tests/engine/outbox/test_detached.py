@@ -25,6 +25,7 @@ from router.engine.outbox.detached import detached_outboxes
 from router.engine.stream import RunOptions, run
 from router.registry import Registry, load_registry
 from router_demo.api import Api, Failure
+from tests.lake_rows import read_rows
 from tests.rest.tasks import shorten_outages
 from tests.waiting import wait_until
 
@@ -94,8 +95,7 @@ class Loft:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def rows(self, table: str) -> list[dict[str, Any]]:
-        handle = self.lake.open(table)
-        return handle.to_pyarrow_table().to_pylist() if handle else []
+        return read_rows(self.lake, table)
 
     def booked(self) -> dict[str, int]:
         """Return what the ledger says of the pigeons, or the sink in their place, summed."""

@@ -20,6 +20,7 @@ from router_sinks import Upsert
 from tests.engine.conftest import EITHER
 from tests.engine.parts import Copy, copied
 from tests.engine.profiles import event, raw, route
+from tests.kills import CrashError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
 
 DDL = "game string, gamer string, level int"
 MERGED, SENT = "outbox.games__profiles__upsert", "outbox.games__profiles__copy"
-
-
-class CrashError(Exception):
-    """Stand for a kill: what comes after it never happens."""
 
 
 @pytest.mark.parametrize("commit", EITHER)

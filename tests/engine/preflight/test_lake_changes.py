@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from router.registry import load_registry
 from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Delta, Tables, Upsert
-from tests.engine.query import RUN, Query, records
+from tests.engine.query import Query, records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +73,7 @@ def route(*sinks: Part, name: str = "games", **options: Any) -> Route:
 def begun(make_query: MakeQuery, folder: Path, *routes: Route, **settings: Any) -> Query:
     """Return a query whose checkpoint says which run it is, as that of a stream does."""
     made = make_query(folder, routes=routes, decode=Json(schema=DDL), **settings)
-    made.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    made.write_run_id()
     return made
 
 

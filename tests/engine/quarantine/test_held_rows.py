@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +14,7 @@ from router.errors import StartError, TableError
 from router_rules import Sql
 from router_sinks import Tables, Upsert
 from tests.engine.parts import Events
-from tests.engine.query import RUN, Query, records
+from tests.engine.query import Query, records
 from tests.engine.reprocess.test_repair import repaired
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def query(make_query: MakeQuery, folder: Path, *expect: dict[str, str], **settin
 
 def prepared(made: Query) -> Query:
     """Return a query as one that a stream runs: it can be repaired."""
-    made.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    made.write_run_id()
     return made
 
 

@@ -25,6 +25,7 @@ from router_rules import Sql
 from router_sinks import Delta, Tables
 from tests.engine.query import Query, multiset, records
 from tests.engine.wider_events import EACH, HUGE, NARROW, OLD, WAYS, WIDE
+from tests.kills import ProcessKilled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,10 +66,6 @@ def approve(query: Query) -> None:
         quarantine.write_approval(query.store, found)
 
 
-def ids(query: Query, table: str = "silver.old") -> list[Any]:
-    return sorted(row["id"] for row in query.rows(table))
-
-
 @pytest.fixture(scope="module")
 def stages(make_query: MakeQuery, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
     """Let rows wait, approve what they bring, and let more come; say what was there at each stage. Once per way."""
@@ -78,13 +75,13 @@ def stages(make_query: MakeQuery, tmp_path_factory: pytest.TempPathFactory) -> C
         query = begun(make_query, tmp_path_factory.mktemp("waiting"), way)
         waits = {
             "query": query,
-            "waiting": ids(query),
+            "waiting": query.ids("silver.old"),
             "told": told(query),
             "columns": [column.name for column in query.open("silver.old").schema().fields],
         }
         approve(query)
         query.take(records([{"game": "old", "id": 7, "bonus": 7.5}], first=200))
-        waits["approved"] = ids(query)
+        waits["approved"] = query.ids("silver.old")
         later = [{"game": "old", "id": 8, "bonus": 8.5}, {"game": "old", "id": 9, "extra": "more"}]
         query.take(records(later, first=300))
         waits["told later"] = told(query)
@@ -104,7 +101,7 @@ def test_rows_that_fit_land_and_the_others_wait(stages: Callable[[str], dict[str
 
     assert found["waiting"] == [1, 2]
     assert found["columns"] == ["game", "id", "inner", "rounds"]
-    assert ids(found["query"], "silver.fresh") == [5]
+    assert found["query"].ids("silver.fresh") == [5]
     assert found["query"].letters("stage") == {}
 
 
@@ -132,7 +129,7 @@ def test_approved_rows_land_once_and_new_ones_flow(stages: Callable[[str], dict[
     rows = {row["id"]: row for row in query.rows("silver.old")}
 
     assert stages(way)["approved"] == [1, 2, 3, 4, 6, 7, HUGE]  # the last of them came after the approval
-    assert ids(query) == [1, 2, 3, 4, 6, 7, 8, 9, 10, HUGE]
+    assert query.ids("silver.old") == [1, 2, 3, 4, 6, 7, 8, 9, 10, HUGE]
     assert rows[3]["inner"] == {"x": 3, "z": "new"}
     assert rows[4]["rounds"] == [{"n": 4, "card": None}, None, {"n": 5, "card": "new"}]
     assert (rows[6]["bonus"], rows[8]["bonus"], rows[10]["extra"]) == (0.5, 8.5, "x")
@@ -160,12 +157,8 @@ def test_all_ways_make_the_same_tables(stages: Callable[[str], dict[str, Any]], 
         assert multiset(one, table) == multiset(other, table), table
 
 
-class Killed(BaseException):
-    """End a process where it stands."""
-
-
 def killed(*_: Any, **__: Any) -> None:
-    raise Killed
+    raise ProcessKilled
 
 
 STEPS = {
@@ -188,14 +181,14 @@ def test_a_release_that_is_killed_again_and_again_is_done_once(
         again = query.restarted().batches.destination.release
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, killed)
-            with pytest.raises(Killed):
+            with pytest.raises(ProcessKilled):
                 again.idle()
         assert len(quarantine.pending_releases(query.store)) == 1, where
     query = query.restarted()
     query.again(1)
 
     assert quarantine.pending_releases(query.store) == []
-    assert ids(query) == [1, 2, 3, 4, 6, HUGE]
+    assert query.ids("silver.old") == [1, 2, 3, 4, 6, HUGE]
     assert [row["released"] for row in query.rows("ops.ledger") if row["released"]] == [4]
     assert told(query) == []
 
@@ -206,19 +199,19 @@ def test_nothing_is_released_while_a_batch_is_half_done(make_query: MakeQuery, t
 
     def stop(batch: int, step: str, done: int, of: int) -> None:
         if (batch, step, done) == (2, "commit", 0):
-            raise Killed
+            raise ProcessKilled
 
     query = begun(make_query, tmp_path, way)
     approve(query)
     query.batches.watch = stop
-    with pytest.raises(Killed):
+    with pytest.raises(ProcessKilled):
         query.take(records([{"game": "old", "id": 7, "bonus": 7.5}], first=200))
     query = query.restarted()
     query.store.checkpoint.write("spark/metadata", b'{"id": "run-1"}')
 
     assert query.batches.destination.release.idle() == set()
     query.again(2)
-    assert ids(query) == [1, 2, 3, 4, 6, 7, HUGE]
+    assert query.ids("silver.old") == [1, 2, 3, 4, 6, 7, HUGE]
 
 
 YAML = """\

@@ -54,10 +54,6 @@ def run(query: Query, asked: RecordRange = ALL) -> dict[str, int]:
     return made.run(made.begin(asked)).rows
 
 
-def ids(query: Query, table: str) -> list[int]:
-    return sorted(row["id"] for row in query.rows(table))
-
-
 def test_a_route_that_is_new_gets_what_came_before(make_query: MakeQuery, tmp_path: Path) -> None:
     """Without it a new table begins with today, and a repeated backfill doubles it."""
     old = route("old", "silver.old", *WITH_PLACE)
@@ -70,17 +66,17 @@ def test_a_route_that_is_new_gets_what_came_before(make_query: MakeQuery, tmp_pa
 
     before = {"events": {0: 8}}
     assert run(query, RecordRange(ends=before)) == {"silver.new": 6, "silver.bare": 6, "keyed/upsert": 6}
-    assert ids(query, "silver.new") == ids(query, "silver.bare") == [0, 1, 2, 4, 5, 6, 8]
-    assert ids(query, "silver.old") == [0, 1, 2, 4, 5, 6, 8]
+    assert query.ids("silver.new") == query.ids("silver.bare") == [0, 1, 2, 4, 5, 6, 8]
+    assert query.ids("silver.old") == [0, 1, 2, 4, 5, 6, 8]
     assert query.rows("silver.latest", "id") == [{"id": 8}], "a later row stays"
     assert len(query.rows("ops.dead")) == letters
 
     with pytest.raises(StartError, match=r"silver\.bare has rows of events/0, offsets 0 to 7 already"):
         run(query, RecordRange(ends=before))
-    assert ids(query, "silver.bare") == [0, 1, 2, 4, 5, 6, 8]
+    assert query.ids("silver.bare") == [0, 1, 2, 4, 5, 6, 8]
     query = query.restarted(routes=(old, new[0]))
     assert run(query) == {}
-    assert ids(query, "silver.new") == [0, 1, 2, 4, 5, 6, 8]
+    assert query.ids("silver.new") == [0, 1, 2, 4, 5, 6, 8]
     notes = [one for one in query.open("silver.new").history() if "replay-" in str(one)]
     assert notes, "a commit says which backfill it is of"
 
@@ -90,10 +86,10 @@ def test_a_range_is_by_time_or_by_offset(make_query: MakeQuery, tmp_path: Path) 
     query = written(make_query, tmp_path, route("old", "silver.old", *WITH_PLACE))
     query = query.restarted(routes=(route("new", "silver.new", *WITH_PLACE),))
     assert run(query, RecordRange(begins={"events": {0: 1}}, ends={"events": {0: 5}})) == {"silver.new": 3}
-    assert ids(query, "silver.new") == [1, 2, 4]
+    assert query.ids("silver.new") == [1, 2, 4]
     begin = BEGIN.timestamp()
     assert run(query, RecordRange(since=begin, until=begin + 1)) == {"silver.new": 1}  # the first of each batch
-    assert ids(query, "silver.new") == [0, 1, 2, 4]
+    assert query.ids("silver.new") == [0, 1, 2, 4]
 
 
 def test_a_backfill_reads_only_files_that_may_hold_its_range(make_query: MakeQuery, tmp_path: Path) -> None:
@@ -184,7 +180,7 @@ def test_a_backfill_that_was_killed_goes_on(
     again = backfill(query)
     assert again.run(again.cut_off() or begun).rows == {"silver.uno": 6}  # type: ignore[arg-type]
     assert again.cut_off() is None
-    assert ids(query, "silver.uno") == [0, 1, 2, 4, 5, 6]
+    assert query.ids("silver.uno") == [0, 1, 2, 4, 5, 6]
 
 
 def test_what_is_no_range_is_said(tmp_path: Path) -> None:

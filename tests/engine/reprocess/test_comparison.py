@@ -15,6 +15,7 @@ from router.delta.lake import Lake
 from router.engine.reprocess.comparison import _unsteady_function
 from router.engine.spark import session
 from tests.engine.reprocess.test_preview import FLOCK
+from tests.lake_rows import read_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,8 +88,7 @@ class Pair:
         lake = Lake.at(f"{self.folder}/lake")
         found = {}
         for table in ("silver.uno", "silver.chess", "outbox.games__all__upsert", "outbox.games__all__flock"):
-            handle = lake.open(table)
-            for row in handle.to_pyarrow_table().to_pylist() if handle else []:
+            for row in read_rows(lake, table):
                 key = table.replace("outbox.games__all__upsert", "silver.newest").replace("outbox.games__", "")
                 own = {name: value for name, value in row.items() if name[0] != "_" and value is not None}
                 found[key.replace("__", "/"), row["at"]] = own

@@ -22,6 +22,8 @@ from router.engine.spark import session
 from router.engine.start.run_lock import hold_file_lock, hold_run_lock
 from router.engine.stream import run
 from router.registry import load_registry
+from tests.kills import ProcessKilled
+from tests.lake_rows import read_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,8 +109,7 @@ class Stages:
         return CliRunner(env={"COLUMNS": "250"}).invoke(router.cli.commands, command, prog_name="router")
 
     def rows(self, table: str) -> list[dict[str, Any]]:
-        handle = self.lake.open(table)
-        return handle.to_pyarrow_table().to_pylist() if handle else []
+        return read_rows(self.lake, table)
 
     def numbers(self, table: str) -> Counter[int]:
         return Counter(row["n"] for row in self.rows(table))
@@ -207,10 +208,6 @@ def test_tables_that_depend_on_the_order_of_records_are_named_first(stages: Stag
 STAGES = ("decode", "match", "expect", "name", "schema", "apply")
 
 
-class Killed(BaseException):
-    """End a replay at a named place, as a kill would."""
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_dead_letters_of_each_stage_land_once_whatever_kills_the_replay(
@@ -236,7 +233,7 @@ def test_dead_letters_of_each_stage_land_once_whatever_kills_the_replay(
     for step in (*steps, "mark"):
         with monkeypatch.context() as patch:
             _kill_after(patch, step)
-            with pytest.raises(Killed):
+            with pytest.raises(ProcessKilled):
                 raise stages.replay("--send").exception  # type: ignore[misc]
 
     sent = stages.replay("--send")
@@ -269,7 +266,7 @@ def _kill_after(patch: pytest.MonkeyPatch, step: str) -> None:
 
     def killed(*given: Any, **named: Any) -> None:
         whole(*given, **named)
-        raise Killed
+        raise ProcessKilled
 
     patch.setattr(owner, name, killed)
 

@@ -30,6 +30,7 @@ from router.engine.stream import run
 from router.registry import load_registry
 from router_demo.api import Api
 from tests.engine.reprocess.traces import traces_of
+from tests.lake_rows import read_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,8 +122,7 @@ class Game:
         return dict(json.loads(result.stdout))
 
     def rows(self, table: str) -> list[dict[str, Any]]:
-        handle = self.lake.open(table)
-        return handle.to_pyarrow_table().to_pylist() if handle else []
+        return read_rows(self.lake, table)
 
     def flown(self) -> list[str]:
         path = self.folder / "flown"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,7 @@ from tests.engine import scenarios
 from tests.engine.conftest import COMMITS
 from tests.engine.profiles import event as profile
 from tests.engine.profiles import raw
-from tests.engine.query import RUN, Query, multiset, records
+from tests.engine.query import Query, multiset, records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +59,7 @@ def begun(make_query: MakeQuery, folder: Path, batches: int = 3) -> Query:
     )
     decode = Json(schema="game string, id int, bonus double")
     query = make_query(folder, decode=decode, bronze="bronze.events", routes=routes)
-    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    query.write_run_id()
     for number in range(batches):
         query.take(batch(number))
     return query
@@ -75,10 +74,6 @@ def wrong(query: Query) -> dict[str, list[str]]:
     return {
         audit.table: audit.problems for audit in Verification.of_config(query.config).audit_tables() if audit.problems
     }
-
-
-def ids(query: Query, game: str) -> list[int]:
-    return sorted(row["id"] for row in query.rows(f"silver.{game}"))
 
 
 def expected(batches: int) -> list[int]:
@@ -215,7 +210,7 @@ def test_a_commit_of_the_stream_in_the_last_moment_is_kept(
         repaired(query, spark, f"silver.{game}")
 
     for game in GAMES:
-        assert ids(query, game) == expected(len(query.taken))
+        assert query.ids(f"silver.{game}") == expected(len(query.taken))
     assert wrong(query) == {}
 
 
@@ -258,7 +253,7 @@ def test_a_repair_writes_what_the_batches_wrote(
         return make_query(folder, **{"bronze": "bronze.all", **settings})
 
     query = scenario(with_bronze, tmp_path, commit)
-    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    query.write_run_id()
     own = {query.config.dead_letters, query.config.ledger, "bronze.all"}
     tables = [table for table in query.tables() if table not in own and not table.startswith("outbox.")]
     before = {table: multiset(query, table) for table in (*tables, query.config.dead_letters, "ops.ledger")}
@@ -283,7 +278,7 @@ def test_a_wider_type_that_a_repair_brings_rewrites_the_table(
 
     assert wide.open("silver.uno").protocol().reader_features is None
     assert wide.content("silver.uno").schema.field("id").type == pa.int64()
-    assert ids(wide, "uno") == expected(len(wide.taken))
+    assert wide.ids("silver.uno") == expected(len(wide.taken))
     assert wrong(wide) == {}
 
 
@@ -308,7 +303,7 @@ def merged(make_query: MakeQuery, folder: Path, commit: str) -> Query:
         for name, options in MERGED.items()
     )
     query = make_query(folder, commit=commit, decode=decode, bronze="bronze.all", routes=routes)
-    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    query.write_run_id()
     for number in range(3):
         take_merged(query, number)
     return query
@@ -368,7 +363,7 @@ def test_two_sinks_of_one_table_are_repaired_beside_the_stream(
         return make_query(folder, **{"bronze": "bronze.all", **settings})
 
     whole, query = (scenarios.shared(with_bronze, tmp_path / name, "auto") for name in ("whole", "harmed"))
-    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    query.write_run_id()
     more = [{"id": 301, "kind": "number", "n": 1}, {"id": 302, "kind": "text", "n": 2}, {"id": 303, "kind": "both"}]
     whole.take(records(more, first=300))
     sorted(path(query, "silver.shared").glob("*.parquet"))[0].unlink()
@@ -386,7 +381,7 @@ def test_quarantined_rows_are_in_a_table_once(make_query: MakeQuery, spark: Spar
     sinks = (Tables(table="silver.{event.game}", evolution="quarantine"),)
     routes = (Route(name="all", match=Sql(where="true"), sinks=sinks),)
     query = make_query(tmp_path, decode=Json(schema="game string, id int"), bronze="bronze.events", routes=routes)
-    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    query.write_run_id()
     query.take(records([{"game": "uno", "id": 1}]))
     query = query.restarted(decode=Json(schema="game string, id int, bonus double"))
     query.take(records([{"game": "uno", "id": 2}, {"game": "uno", "id": 3, "bonus": 0.5}], first=100))
@@ -395,10 +390,10 @@ def test_quarantined_rows_are_in_a_table_once(make_query: MakeQuery, spark: Spar
     shutil.rmtree(path(query, "silver.uno"))
     repaired(query, spark, "silver.uno")
 
-    assert ids(query, "uno") == [1, 2, 3]
+    assert query.ids("silver.uno") == [1, 2, 3]
     assert list_quarantined(query.config, query.lake) == []
     query.take(records([{"game": "uno", "id": 4, "bonus": 1.5}], first=200))
-    assert ids(query, "uno") == [1, 2, 3, 4]
+    assert query.ids("silver.uno") == [1, 2, 3, 4]
     assert wrong(query) == {}
 
 
@@ -409,7 +404,7 @@ def test_rows_that_wait_for_an_older_copy_are_in_the_repaired_table_once(
     sinks = (Tables(table="silver.{event.game}"),)
     routes = (Route(name="all", match=Sql(where="true"), sinks=sinks),)
     query = make_query(tmp_path, decode=Json(schema="game string, id int"), bronze="bronze.events", routes=routes)
-    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    query.write_run_id()
     query.take(records([{"game": "uno", "id": 1}]))
     copy = tmp_path / "copy"
     shutil.copytree(path(query, "silver.uno"), copy)
@@ -421,10 +416,10 @@ def test_rows_that_wait_for_an_older_copy_are_in_the_repaired_table_once(
 
     repaired(query, spark, "silver.uno")
 
-    assert ids(query, "uno") == [1, 2, 3]
+    assert query.ids("silver.uno") == [1, 2, 3]
     assert list_quarantined(query.config, query.lake) == []
     query.take(records([{"game": "uno", "id": 4}], first=300))
-    assert ids(query, "uno") == [1, 2, 3, 4]
+    assert query.ids("silver.uno") == [1, 2, 3, 4]
     assert wrong(query) == {}
 
 
@@ -434,10 +429,10 @@ def test_a_table_for_spark_is_not_replaced_beside_the_stream(query: Query, spark
     DeltaTable(path(query, "silver.uno")).alter.add_constraint({"small": "id < 1000"})
     with hold_run_lock(query.store.checkpoint, "games"), pytest.raises(TableError, match="end the stream"):
         repaired(query, spark, "silver.uno")
-    assert ids(query, "uno") == expected(3)
+    assert query.ids("silver.uno") == expected(3)
     repaired(query, spark, "silver.uno")
 
-    assert ids(query, "uno") == expected(3)
+    assert query.ids("silver.uno") == expected(3)
     assert wrong(query) == {}
 
 
@@ -478,14 +473,14 @@ def test_a_damaged_table_is_repaired_while_its_rows_go_to_the_quarantine(
     meanwhile(lambda: query.take(batch(4)))
     assert {one.table: one.state for one in table_states(query.config)}["silver.go"] == "unreadable"
     done = repaired(query, spark, "silver.go")
-    assert (done.rows, ids(query, "go")) == (12, expected(4))
+    assert (done.rows, query.ids("silver.go")) == (12, expected(4))
     for found in list_quarantined(query.config, query.lake):
         try_now(query.store, found.place)
     query.take(batch(5))
     query.take(batch(6))
 
     for game in GAMES:
-        assert ids(query, game) == expected(7)
+        assert query.ids(f"silver.{game}") == expected(7)
     assert list_quarantined(query.config, query.lake) == []
     assert wrong(query) == {}
 
@@ -499,7 +494,7 @@ def test_a_divided_table_is_made_whole_of_the_bronze_of_several_topics(
     routes = (Route(name="all", match=Sql(where="true"), sinks=sinks),)
     settings = {"bronze": "bronze.{topic}", "decode": Json(schema="game string, id int"), "routes": routes}
     query = make_query(tmp_path, **settings)
-    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    query.write_run_id()
     for number, topics in enumerate((["a-b", "c"], ["c", "d.e"])):
         rows = records([{"game": "uno", "id": number}, {"game": "go", "id": number}], first=number * 100)
         query.take(rows.set_column(rows.schema.get_field_index("topic"), "topic", pa.array(topics)))

@@ -30,6 +30,7 @@ from router.engine.source.lossless_cast import table_name
 from router.engine.stream import RunOptions, run
 from router.errors import ConfigError
 from router.registry import load_registry
+from tests.lake_rows import read_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,8 +76,7 @@ def put(folder: Path, name: str, text: str) -> None:
 
 def rows(folder: Path, table: str = "silver.all") -> list[dict[str, Any]]:
     """Return the rows of a table without nulls, in a stable order."""
-    handle = Lake.at(str(folder / "lake")).open(table)
-    found = handle.to_pyarrow_table().to_pylist() if handle else []
+    found = read_rows(Lake.at(str(folder / "lake")), table)
     found = [{name: value for name, value in row.items() if value is not None} for row in found]
     found = [row | ({"_rescued": dict(row["_rescued"])} if "_rescued" in row else {}) for row in found]
     return sorted(found, key=lambda row: repr(sorted(row.items(), key=repr)))

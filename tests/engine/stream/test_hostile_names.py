@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +44,7 @@ def sink(template: str, name: str) -> Tables | Delta:
 
 def begun(make_query: MakeQuery, folder: Path, *routes: Route) -> Query:
     query = make_query(folder, decode=Json(schema="game string, id int"), bronze="bronze.events", routes=routes)
-    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    query.write_run_id()
     return query
 
 

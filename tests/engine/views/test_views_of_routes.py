@@ -29,7 +29,7 @@ from router.registry import load_registry
 from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Delta, Tables
-from tests.engine.query import RUN, Query, records
+from tests.engine.query import Query, records
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -233,7 +233,7 @@ def gold(make_query: MakeQuery, tmp_path: Path) -> Query:
     view = COUNTS.model_copy(update={"into": "gold.{table}_counts"})
     query = make_query(tmp_path, decode=Json(schema=SCHEMA), routes=(route("games", "true"),), views=(view,))
     query.take(records([{"game": "uno", "id": 1, "gamer": 1}, {"game": "chess", "id": 2, "gamer": 2}]))
-    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    query.write_run_id()
     refresh(query, view)
     return query
 
@@ -244,7 +244,7 @@ def test_a_source_that_a_repair_made_again_needs_no_acceptance(make_query: MakeQ
     routes = (route("games", "true"),)
     query = make_query(tmp_path, decode=Json(schema=SCHEMA), bronze="bronze.events", routes=routes, views=(COUNTS,))
     query.take(records([{"game": "uno", "id": 1, "gamer": 1}, {"game": "chess", "id": 2, "gamer": 2}]))
-    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    query.write_run_id()
     refresh(query)
     folder = Path(query.lake.address("silver.uno"))
     if how == "dropped":
@@ -385,7 +385,7 @@ def test_verify_recomputes_views_on_request(
     config = load_config(file, load_registry(())).config
     query = make_query(tmp_path, decode=Json(schema=SCHEMA), routes=config.routes, views=config.views)
     query.take(records([{"game": "uno", "id": number, "gamer": 1} for number in range(3)]))
-    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    query.write_run_id()
     refresh(query, config.views[0])
     monkeypatch.setattr(session, "build_session", lambda config, master=None: query.spark)
     monkeypatch.setattr(session, "stop_session", lambda session: None)
