@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Moment = int | str | datetime
 
-_CHANGES = "delta.enableChangeDataFeed"
+_CHANGE_DATA_FEED = "delta.enableChangeDataFeed"
 
 
 def read(
@@ -95,8 +95,8 @@ def _read_rows(
         return reader.option("versionAsOf", version).load(address)
     if since is None:
         return reader.load(address)
-    if handle.metadata().configuration.get(_CHANGES) != "true":
-        raise TableError(table, f"it keeps no changes; give it the property {_CHANGES}, from then on it does")
+    if handle.metadata().configuration.get(_CHANGE_DATA_FEED) != "true":
+        raise TableError(table, f"it keeps no changes; give it the property {_CHANGE_DATA_FEED}, from then on it does")
     newest = handle.version()  # before `_version_at`, which moves the handle
     seen = _version_at(handle, since)
     first = 0 if seen is None else seen + 1

@@ -31,11 +31,11 @@ MOST_RECORDS = 2000
 """Of a topic, or of all files."""
 MOST_BYTES = 64 * 2**20
 """Of the values of a topic's sample: with records of 8 MB there are fewer."""
-ANSWER_SECONDS = 10.0
+BROKER_TIMEOUT_SECONDS = 10.0
 """For which a broker is waited for."""
 READ_SECONDS = 30.0
 """After which a sample is what has come."""
-GROUP = "router-init"
+CONSUMER_GROUP = "router-init"
 """What librdkafka wants to be told, though the group is never joined."""
 
 
@@ -74,7 +74,7 @@ def sample_topics(kafka: KafkaSource) -> list[Sample]:
     """
     settings = {
         **client_settings(kafka),
-        "group.id": GROUP,
+        "group.id": CONSUMER_GROUP,
         "enable.auto.commit": "false",
         "enable.auto.offset.store": "false",
         "enable.partition.eof": "true",
@@ -101,7 +101,7 @@ def sample_topics(kafka: KafkaSource) -> list[Sample]:
 def _find_partitions(admin: AdminClient, kafka: KafkaSource) -> dict[str, list[int]]:
     """Return the partitions of each topic; raise StartError for those that are not there."""
     try:
-        known = admin.list_topics(timeout=ANSWER_SECONDS).topics
+        known = admin.list_topics(timeout=BROKER_TIMEOUT_SECONDS).topics
     except KafkaException as error:
         raise StartError(f"the brokers at {kafka.servers} do not answer: {error.args[0].str()}") from None
     for topic in kafka.topics:
@@ -113,11 +113,11 @@ def _find_partitions(admin: AdminClient, kafka: KafkaSource) -> dict[str, list[i
 def _find_compacted(admin: AdminClient, topics: Sequence[str]) -> set[str]:
     """Return which topics keep the newest record of a key only."""
     resources = {topic: ConfigResource(ResourceType.TOPIC, topic) for topic in topics}
-    answers = admin.describe_configs([*resources.values()], request_timeout=ANSWER_SECONDS)
+    answers = admin.describe_configs([*resources.values()], request_timeout=BROKER_TIMEOUT_SECONDS)
     compacted = set()
     for topic, resource in resources.items():
         try:
-            policy = answers[resource].result(ANSWER_SECONDS)["cleanup.policy"].value
+            policy = answers[resource].result(BROKER_TIMEOUT_SECONDS)["cleanup.policy"].value
         except (KafkaException, KeyError):
             continue  # who may read a topic need not see how it is set
         if "compact" in policy:
@@ -131,7 +131,7 @@ def _sample_topic(consumer: Consumer, topic: str, partitions: Sequence[int]) -> 
     lasts: dict[int, tuple[int, int]] = {}
     total = 0
     for partition in partitions:
-        begin, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=ANSWER_SECONDS)
+        begin, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=BROKER_TIMEOUT_SECONDS)
         total += end - begin
         middle = min(end, begin + quota)
         if begin < end:

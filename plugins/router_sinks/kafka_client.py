@@ -212,7 +212,7 @@ DEFAULT_SETTINGS = {"message.max.bytes": str(MAX_RECORD_BYTES), "partitioner": "
 """Settings that options may change. The topic's own limit is the one that counts, and records with a key go to the
 partition that Java's producers would choose."""
 ALONE_SETTINGS = {"batch.num.messages": "1", "linger.ms": "0"}
-_POLL_SECONDS = 0.1
+_REPORT_POLL_SECONDS = 0.1
 """Seconds for which a sender waits for delivery reports at a time."""
 
 PUBLISHED_COLUMNS = ("_topic", "_partition", "_offset", "_to", "_row")
@@ -332,7 +332,7 @@ class _Round:
                     refused[position] = "it is larger than `queue.buffering.max.kbytes`"
                     return
                 before = len(self.reports)
-                self._poll_reports(_POLL_SECONDS)
+                self._poll_reports(_REPORT_POLL_SECONDS)
                 if len(self.reports) > before:
                     since = time.monotonic()
                 self._give_up_after(since)
@@ -361,7 +361,7 @@ class _Round:
             if self.ended:
                 self.producer.purge(in_queue=True, in_flight=False)
             before = len(self.reports)
-            self._poll_reports(_POLL_SECONDS)
+            self._poll_reports(_REPORT_POLL_SECONDS)
             if len(self.reports) > before:
                 since = time.monotonic()
             self._give_up_after(since)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _EMPTY_SAMPLE = {"record": "", "before": "", "now": ""}
 """A sample of which only one side is there."""
-CHANGES = ("inserted", "updated", "deleted", "late", "refused")
+MERGE_COUNTS = ("inserted", "updated", "deleted", "late", "refused")
 _OFFSETS = re.compile(r"(?P<topic>.+)/(?P<partition>\d+)/(?P<first>\d+)-(?P<last>\d+)")
 
 
@@ -200,7 +200,7 @@ def _merge_in_words(row: dict[str, Any]) -> str:
         return ""
     if merge["unknown"]:
         return f"cannot be told: {merge['unknown']}"
-    changes = [f"{merge['counts'][name]:,} {name}" for name in CHANGES if merge["counts"].get(name)]
+    changes = [f"{merge['counts'][name]:,} {name}" for name in MERGE_COUNTS if merge["counts"].get(name)]
     held = f" (version {merge['held_against']})" if merge["held_against"] >= 0 else ""
     lost = "; of an empty table, since its log does not reach back to the first record" if merge["is_lost"] else ""
     return f"{', '.join(changes) or 'nothing'}{held}{lost}"

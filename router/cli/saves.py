@@ -23,7 +23,7 @@ from router.cli.session import warm_sessions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-POLL_SECONDS = 0.2
+FILE_POLL_SECONDS = 0.2
 """Seconds between two looks at the files. Their system is not asked to tell: shared folders of containers do not."""
 _Stamp = tuple[int, int, int] | None
 """What tells that a file was saved: inode, time and size; None if there is no file."""
@@ -86,8 +86,8 @@ def _run_at_saves(run: Callable[[], None], folders: Iterable[Path]) -> None:
             show_error(error, click.get_current_context().info_name)
         code = {path: _stamp(path) for path in _imported_code()} | code
         while not (saved := {path for path, stamp in {**code, **files}.items() if _stamp(path) != stamp}):
-            time.sleep(POLL_SECONDS)
-        time.sleep(POLL_SECONDS)  # an editor empties a file before it writes it
+            time.sleep(FILE_POLL_SECONDS)
+        time.sleep(FILE_POLL_SECONDS)  # an editor empties a file before it writes it
         names = ", ".join(path.name for path in saved)
         if saved & code.keys():
             raise _SavedCode(names)

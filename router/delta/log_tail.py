@@ -37,7 +37,7 @@ APPENDED = {"appendOnly", "invariants", "checkConstraints", "changeDataFeed", "g
 APPENDED |= {"deletionVectors", "typeWidening", "typeWidening-preview"}
 """Features of tables to which a commit of new files, and nothing else, can be appended."""
 INTERVAL = "delta.checkpointInterval"
-_TRIES = 20
+_COMMIT_TRIES = 20
 """How often an append tries the next version, if other writers take the one before."""
 CLEANED = 10
 """Checkpoints in an object store after which expired commits are deleted; on a disk table maintenance does that."""
@@ -218,7 +218,7 @@ class LogTail:
         """Add files in one commit; return False if the table has the transaction id already. Raises TableError."""
         app_id, number = transaction
         text = _append_commit(files, transaction, notes)
-        for _ in range(_TRIES):
+        for _ in range(_COMMIT_TRIES):
             committed = self.transaction_version(app_id)
             if committed is not None and committed >= number:
                 return False
@@ -239,7 +239,7 @@ class LogTail:
             # Another writer took the version. If it only added rows, try the next version.
             if self._read_new_commits() != "same":
                 raise TableError(self.name, "the commit failed: another writer has changed the table meanwhile")
-        raise TableError(self.name, f"other writers were faster {_TRIES} times; stop one of them")
+        raise TableError(self.name, f"other writers were faster {_COMMIT_TRIES} times; stop one of them")
 
     def _write_due_checkpoint(self) -> None:
         """Write a checkpoint if one is due."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LOWER = 10
 """Steps of priority below the driver: while that is busy, the process gets about a tenth of a core."""
-_SECONDS = 10.0
+_ENDING_SECONDS = 10.0
 """How long the idle process may take to end before it is killed."""
 
 
@@ -60,7 +60,7 @@ class MaintenanceProcess:
         self.running = None
         with process:
             try:
-                process.communicate(timeout=_SECONDS)
+                process.communicate(timeout=_ENDING_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
         return process.returncode

@@ -47,7 +47,7 @@ WIDENED = "router.widened"
 """The note of a rewrite's commit: the columns that became wider."""
 _REWRITTEN_ROWS_AT_ONCE = 1 << 16
 """Rows that are read at once from a file that is rewritten."""
-_TRIES = 8
+_WIDENING_TRIES = 8
 _WAIT_SECONDS = 0.4
 
 
@@ -156,10 +156,10 @@ def rewrite_table(lake: Lake, table: str, handle: DeltaTable, widened: str, app_
 
     try:
         retry_on_conflict(
-            rewrite_if_narrower, CommitFailedError, _TRIES, _WAIT_SECONDS, before=handle.update_incremental
+            rewrite_if_narrower, CommitFailedError, _WIDENING_TRIES, _WAIT_SECONDS, before=handle.update_incremental
         )
     except CommitFailedError as error:
-        raise conflict_error(table, _TRIES, error) from error
+        raise conflict_error(table, _WIDENING_TRIES, error) from error
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise TableError(table, f"it could not be rewritten with wider types: {error}") from error
 

@@ -238,7 +238,7 @@ def test_rows_of_csv_files() -> None:
     ],
 )
 def test_mistakes_are_one_sentence(arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samples, "ANSWER_SECONDS", 1)
+    monkeypatch.setattr(samples, "BROKER_TIMEOUT_SECONDS", 1)
     done = init(*arguments)
     assert done.exit_code == 2
     assert message in done.output

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 KEYED_BY = "router.keyed"
 """The property: keys, order and history as JSON."""
-SHOWN = 3
+SHOWN_KEYS = 3
 """The most keys that an error names."""
 Hashes = npt.NDArray[np.uint64]
 
@@ -96,11 +96,11 @@ def refuse_repeated_keys(handle: DeltaTable, table: str, keyed: KeyedTable) -> N
 def several_rows(table: str, repeated: Sequence[Mapping[str, object]]) -> str:
     """Return the sentence about keys of which a table has several rows."""
     shown: list[str] = []
-    for key in repeated[:SHOWN]:
+    for key in repeated[:SHOWN_KEYS]:
         shown.append(", ".join(f"{name}={value}" for name, value in key.items()))
     keys = "; ".join(shown)
-    if len(repeated) > SHOWN:
-        keys = f"{keys} and {len(repeated) - SHOWN:,} more"
+    if len(repeated) > SHOWN_KEYS:
+        keys = f"{keys} and {len(repeated) - SHOWN_KEYS:,} more"
     problem = f"it has several rows for {keys}, and a merge would not tell them apart"
     return f"{problem}; let `router rebuild FILE {table}` rebuild it, or delete the rows that are too many"
 

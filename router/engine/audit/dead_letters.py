@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
     from router.config.models import Config
 
-_GROUP = ["stage", "route", "sink", "reason"]
+_GROUP_COLUMNS = ["stage", "route", "sink", "reason"]
 _REASONS = 300
 """Reasons that are listed; dead letters with others are counted together."""
 SINGLE_REASONS = 10
 """Reasons that are listed if there are too many and each has one dead letter: examples of the others."""
 CANDIDATES = 5_000
 """Groups that are kept in memory during the search for the most frequent reasons."""
-_SAMPLE = ["topic", "partition", "offset", "timestamp", "value"]
-_WHOLE_RECORD = [*_SAMPLE, "key", "headers"]
+_SAMPLE_COLUMNS = ["topic", "partition", "offset", "timestamp", "value"]
+_WHOLE_RECORD = [*_SAMPLE_COLUMNS, "key", "headers"]
 VALUE_BYTES = 1_000
 """Bytes of a sample's value that are kept."""
 _ROWS_AT_ONCE = 65_536
@@ -81,7 +81,7 @@ class DeadLetterGroup:
     """Dead letters of one stage, route, sink and reason; if the reason is None, those with all other reasons.
 
     `first` and `last` are the times of the records, texts beyond the years 1 to 9999. `samples` are the newest records,
-    with `_SAMPLE`; a whole one also has `_WHOLE_RECORD` and its own `letter_reason`.
+    with `_SAMPLE_COLUMNS`; a whole one also has `_WHOLE_RECORD` and its own `letter_reason`.
     """
 
     stage: str
@@ -139,7 +139,7 @@ def _count_groups(letters: ds.Dataset, selection: DeadLetterSelection) -> tuple[
     """Return the groups, and the reasons that have groups of their own; None if all have."""
     candidates = _empty_groups(letters)
     left_out = False
-    for part in _read_parts(letters, selection, [*_GROUP, "timestamp"], _ROWS_AT_ONCE):
+    for part in _read_parts(letters, selection, [*_GROUP_COLUMNS, "timestamp"], _ROWS_AT_ONCE):
         counted = _count_part(part, candidates)
         if len(counted) > CANDIDATES:
             counted = _most_frequent(counted)
@@ -161,7 +161,7 @@ def _count_groups(letters: ds.Dataset, selection: DeadLetterSelection) -> tuple[
 
     # Groups that were left out may have been counted in part: count again, now with few groups.
     groups = _empty_groups(letters)
-    for part in _read_parts(letters, selection, [*_GROUP, "timestamp"], _ROWS_AT_ONCE):
+    for part in _read_parts(letters, selection, [*_GROUP_COLUMNS, "timestamp"], _ROWS_AT_ONCE):
         counted = _count_part(_without_rare_reasons(part, reasons), groups)
         groups = _merge_rows(pa.concat_tables([groups, counted]))
     return groups, reasons
@@ -193,13 +193,13 @@ def _read_parts(
 def _empty_groups(letters: ds.Dataset) -> pa.Table:
     schema = letters.schema
     time = schema.field("timestamp").type
-    columns = [*(schema.field(name) for name in _GROUP), ("count", pa.int64()), ("first", time), ("last", time)]
+    columns = [*(schema.field(name) for name in _GROUP_COLUMNS), ("count", pa.int64()), ("first", time), ("last", time)]
     return pa.schema(columns).empty_table()
 
 
 def _count_part(part: pa.Table, groups: pa.Table) -> pa.Table:
     """Return the groups of a part, with the columns of `groups`."""
-    counted = part.group_by(_GROUP).aggregate([([], "count_all"), ("timestamp", "min"), ("timestamp", "max")])
+    counted = part.group_by(_GROUP_COLUMNS).aggregate([([], "count_all"), ("timestamp", "min"), ("timestamp", "max")])
     return counted.rename_columns(groups.column_names).cast(groups.schema)
 
 
@@ -210,7 +210,7 @@ def _most_frequent(groups: pa.Table) -> pa.Table:
 
 def _merge_rows(groups: pa.Table) -> pa.Table:
     """Return one row for each group."""
-    merged = groups.group_by(_GROUP).aggregate([("count", "sum"), ("first", "min"), ("last", "max")])
+    merged = groups.group_by(_GROUP_COLUMNS).aggregate([("count", "sum"), ("first", "min"), ("last", "max")])
     return merged.rename_columns(groups.column_names)
 
 
@@ -236,15 +236,15 @@ def _add_samples(
 ) -> None:
     """Add the newest records of each group, at most so many."""
     by_group = {(group.stage, group.route, group.sink, group.reason): group.samples for group in groups}
-    columns = _WHOLE_RECORD if whole else _SAMPLE
-    for part in _read_parts(letters, selection, [*_GROUP, *columns], SAMPLED_ROWS_AT_ONCE):
+    columns = _WHOLE_RECORD if whole else _SAMPLE_COLUMNS
+    for part in _read_parts(letters, selection, [*_GROUP_COLUMNS, *columns], SAMPLED_ROWS_AT_ONCE):
         with_reason = part.append_column("letter_reason", part["reason"]) if whole else part
         rows = _newest_of_groups(_without_rare_reasons(with_reason, reasons), most)
         if value_bytes is not None:
             number = rows.schema.get_field_index("value")
             rows = rows.set_column(number, "value", pc.binary_slice(rows["value"], 0, value_bytes))
         for row in as_rows(rows):
-            key = tuple(row.pop(name) for name in _GROUP)
+            key = tuple(row.pop(name) for name in _GROUP_COLUMNS)
             if key in by_group:
                 by_group[key].append(row)
         for samples in by_group.values():
@@ -265,7 +265,7 @@ def _newest_of_groups(rows: pa.Table, most: int) -> pa.Table:
     """Return the newest rows of each group, at most so many."""
     rows = rows.sort_by([("timestamp", "descending"), ("offset", "descending")])
     separated = pc.binary_join_element_wise(
-        *(rows[name] for name in _GROUP), "\x1f", null_handling="replace", null_replacement="\x1e"
+        *(rows[name] for name in _GROUP_COLUMNS), "\x1f", null_handling="replace", null_replacement="\x1e"
     )
     groups = separated.combine_chunks().dictionary_encode().indices.to_numpy()
 

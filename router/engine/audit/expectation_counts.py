@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PERIODS = REFRESHES
 """Into how many parts of equal length the time of a ledger is divided, for a trend."""
 COLUMNS = ["route", "sink", "read", "dropped", "matched", "violated", "finished"]
-_SAMPLE = ["topic", "partition", "offset", "timestamp"]
+_RECORD_COLUMNS = ["topic", "partition", "offset", "timestamp"]
 
 
 @dataclass
@@ -141,7 +141,7 @@ def _add_samples(counts: CountsByPlace, lake: Lake, config: Config, most: int) -
     names = {UNMET.format(name): name for route, name in counts if route is not None}
     refused = (pc.field("stage") == Stage.EXPECT.value) & pc.field("reason").isin(list(names))
     dataset = dataset_of(table, "stage", "reason")
-    for part in dataset.to_batches(columns=["route", "reason", *_SAMPLE], filter=refused):
+    for part in dataset.to_batches(columns=["route", "reason", *_RECORD_COLUMNS], filter=refused):
         for row in part.to_pylist():
             of_expectation = counts.get((row.pop("route"), names[row.pop("reason")]))
             if of_expectation is None:

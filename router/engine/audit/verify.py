@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     from router.config.models import Config
     from router.delta.lake import Lake
 
-_TRIES = 2
-_SHOWN = 3
+_READ_TRIES = 2
+_SHOWN_ITEMS = 3
 """How many files, batches or commits a sentence names, at most."""
 _FILES_AT_ONCE = 1_000
 RELEASED = "//released"
@@ -402,7 +402,7 @@ class Verification:
     def audit_table(self, table: str) -> TableAudit | None:
         """Return the audit of a table; None if it is not one of the router's."""
         # Meanwhile maintenance may delete an old file of the log, or a repair replace the log.
-        for attempt in range(_TRIES):
+        for attempt in range(_READ_TRIES):
             audit = TableAudit(table)
             try:
                 handle = self.lake.open(table)
@@ -414,7 +414,7 @@ class Verification:
                 break
             # Arrow raises ValueErrors of its own, and for a year beyond 9999 among the bounds of a file.
             except (TableError, DeltaError, OSError, ValueError) as error:
-                if attempt == _TRIES - 1:
+                if attempt == _READ_TRIES - 1:
                     audit.wrong.append(self.explain_unreadable(table, error))
         return audit
 
@@ -866,14 +866,14 @@ def _doubtful_columns(actions: pa.Table) -> dict[str, set[str]]:
 
 
 def _first_texts(texts: list[str], noun: str) -> list[str]:
-    more = len(texts) - _SHOWN
+    more = len(texts) - _SHOWN_ITEMS
     if more <= 0:
         return texts
-    return [*texts[:_SHOWN], f"and {more:,} more {noun}"]
+    return [*texts[:_SHOWN_ITEMS], f"and {more:,} more {noun}"]
 
 
 def _first_names(names: list[str]) -> str:
-    return ", ".join([*names[:_SHOWN], "..."] if len(names) > _SHOWN else names)
+    return ", ".join([*names[:_SHOWN_ITEMS], "..."] if len(names) > _SHOWN_ITEMS else names)
 
 
 def _files_are(files: list[str]) -> str:

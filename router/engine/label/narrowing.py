@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from router.api.parts import Memory
 
-NOTE = "planned.json"
+PLANNED_NOTE = "planned.json"
 """The name under which the memory has the types of events with which routes were last planned."""
 
 
@@ -113,7 +113,7 @@ def load_planned(memory: Memory) -> dict[str, StructType]:
     None of a damaged note: then a route that cannot be planned is refused, as at a first start.
     """
     try:
-        note = json.loads(memory.read(NOTE) or b'{"events": [], "routes": {}}')
+        note = json.loads(memory.read(PLANNED_NOTE) or b'{"events": [], "routes": {}}')
         events = [StructType.fromJson(event) for event in note["events"]]
         return {route: events[place] for route, place in note["routes"].items()}
     except (ValueError, LookupError, TypeError):
@@ -125,4 +125,4 @@ def keep_planned(memory: Memory, planned: Mapping[str, StructType]) -> None:
     places: dict[str, int] = {}
     routes = {route: places.setdefault(event.json(), len(places)) for route, event in planned.items()}
     events = [json.loads(text) for text in places]
-    memory.write(NOTE, json.dumps({"events": events, "routes": routes}).encode())
+    memory.write(PLANNED_NOTE, json.dumps({"events": events, "routes": routes}).encode())

@@ -52,7 +52,7 @@ log = logging.getLogger("router")
 TASKS_PER_CORE = 4
 """Tasks of a merge per core: tables of different sizes share a task by chance, and several tasks even that out."""
 
-_CHANGES = ("inserted", "updated", "deleted", "late")
+_MERGE_COUNTS = ("inserted", "updated", "deleted", "late")
 """The counts of a merge that its line in the log shows."""
 MERGES = {
     "auto": f"delta-rs merges tables of up to {LARGE >> 30} GiB that it may write, Delta on Spark the others",
@@ -124,7 +124,7 @@ class MergeCoordinator:
         self.waiting[target.key] = backlog
         self.store.mark_applied(work.version, target.key, counts, outcomes.committed)
         self.merged.setdefault(target.key, {}).update(dict.fromkeys(outcomes.committed, work.version))
-        changes = ", ".join(f"{outcomes.counts.get(name, 0)} {name}" for name in _CHANGES)
+        changes = ", ".join(f"{outcomes.counts.get(name, 0)} {name}" for name in _MERGE_COUNTS)
         log.info("batch %d, %s: %d tables, %s", work.version, target.key, len(outcomes.tables), changes)
         return counts
 

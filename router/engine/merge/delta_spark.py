@@ -28,7 +28,14 @@ from router.delta.change_feed import has_feed, taken_by_feed
 from router.delta.commit import conflict_error, has_transaction, retry_on_conflict, to_arrow, to_delta
 from router.delta.constraints import columns_filled_by_delta
 from router.delta.keyed import row_versions
-from router.delta.keyed.key_property import KEYED_BY, SHOWN, keyed_by, own_properties, refuse_other_keys, several_rows
+from router.delta.keyed.key_property import (
+    KEYED_BY,
+    SHOWN_KEYS,
+    keyed_by,
+    own_properties,
+    refuse_other_keys,
+    several_rows,
+)
 from router.delta.keyed.row_checks import (
     EvolutionForbidden,
     check_rows,
@@ -296,7 +303,7 @@ class TableMerge:
         if keyed.history and "is_current" in rows.columns:
             rows = rows.filter("is_current")
         keys = [quote_identifier(key) for key in keyed.keys]
-        several = rows.groupBy(*keys).count().filter("count > 1").limit(SHOWN).collect()
+        several = rows.groupBy(*keys).count().filter("count > 1").limit(SHOWN_KEYS).collect()
         if several:
             raise TableError(self.work.table, several_rows(self.work.table, [row.asDict() for row in several]))
         set_property_by_spark(self.spark, self.address, KEYED_BY, keyed_by(keyed))

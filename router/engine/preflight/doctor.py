@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from router.config.models import Config, KafkaSource
 
-_SECONDS = 5.0
+_SERVER_TIMEOUT_SECONDS = 5.0
 """How long a server may take to answer."""
 REPOSITORY = "repo1.maven.org"
 """Where Spark's resolver looks for jars, unless a setting names another place."""
@@ -302,7 +302,7 @@ def try_connecting(server: Server) -> Diagnosis:
     """Look whether a server takes connections."""
     host, _, port = server.address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), _SERVER_TIMEOUT_SECONDS).close()
     except (OSError, ValueError) as error:
         todo = "start it, or correct the address; a firewall may stand between"
         return Diagnosis(server.kind, "wrong", f"{server.address} takes no connection: {first_line(error)}", todo)
@@ -321,7 +321,9 @@ def ask_server(server: Server) -> tuple[Diagnosis, float | None]:
     parts = urlsplit(server.address)
     began = time.time()
     try:
-        answer = requests.head(f"{parts.scheme}://{parts.netloc}/", timeout=_SECONDS, verify=server.verify)
+        answer = requests.head(
+            f"{parts.scheme}://{parts.netloc}/", timeout=_SERVER_TIMEOUT_SECONDS, verify=server.verify
+        )
     except OSError as error:  # those of requests, and a file of certificates that is not there
         reason = first_line(error)
         if isinstance(error, requests.exceptions.SSLError):
@@ -378,8 +380,10 @@ def diagnose_kafka(kafka: KafkaSource) -> tuple[list[Diagnosis], float | None]:
     partitions = []
     newest = 0
     try:
-        admin = AdminClient({"bootstrap.servers": kafka.servers, "socket.timeout.ms": int(_SECONDS * 1000)})
-        topics = admin.list_topics(timeout=_SECONDS).topics
+        admin = AdminClient(
+            {"bootstrap.servers": kafka.servers, "socket.timeout.ms": int(_SERVER_TIMEOUT_SECONDS * 1000)}
+        )
+        topics = admin.list_topics(timeout=_SERVER_TIMEOUT_SECONDS).topics
         names = kafka.topics
         if kafka.pattern:
             names = tuple(name for name in topics if kafka.reads_topic(name))
@@ -393,7 +397,7 @@ def diagnose_kafka(kafka: KafkaSource) -> tuple[list[Diagnosis], float | None]:
         if partitions:
             latest: Any = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
             for future in admin.list_offsets(dict.fromkeys(partitions, latest)).values():
-                newest = max(newest, future.result(_SECONDS).timestamp or 0)  # an empty partition has -1
+                newest = max(newest, future.result(_SERVER_TIMEOUT_SECONDS).timestamp or 0)  # an empty partition has -1
     except (KafkaException, TimeoutError) as error:
         fault = f"{kafka.servers} does not answer: {first_line(error)}"
         diagnoses.append(Diagnosis("broker", "wrong", fault, "check the listeners that the broker advertises"))

@@ -57,9 +57,9 @@ if TYPE_CHECKING:
     from router.engine.views.refresh import Refresher
 
 log = logging.getLogger("router")
-_BATCHES = 20
+_EXAMINED_BATCHES = 20
 """Batches whose tables a start looks at: reading a hundred manifests takes up to half a second."""
-_SHOWN = 5
+_SHOWN_TABLES = 5
 """Tables that a message names."""
 _RECENT = 100
 """Commits of a table that are searched for who has written it."""
@@ -191,9 +191,9 @@ class LakeChanges:
         if not filled:
             yield Change("safe", ("name",), sentence)
             return
-        shown = ", ".join(filled[:_SHOWN])
-        if len(filled) > _SHOWN:
-            shown += f" and {len(filled) - _SHOWN} more tables"
+        shown = ", ".join(filled[:_SHOWN_TABLES])
+        if len(filled) > _SHOWN_TABLES:
+            shown += f" and {len(filled) - _SHOWN_TABLES} more tables"
         todo = "go back to the former `name` and `checkpoint`, or take other tables, unless they are to have both"
         yield Change("to do", ("name",), f"{sentence}; {shown} already have rows, and get its rows also", todo)
 
@@ -383,7 +383,7 @@ class LakeChanges:
 
     def _written_lately(self) -> set[str]:
         """Return the tables of the newest batches, and those that sinks have merged into."""
-        tables = tables_of_newest_batches(self.store, _BATCHES)
+        tables = tables_of_newest_batches(self.store, _EXAMINED_BATCHES)
         for key, place in self._sink_places.items():
             sink = self.config.routes[int(place[1])].sinks[int(place[3])]
             if isinstance(sink, MergingSink):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 
-from router.engine.source.kafka_client import SECONDS, admin_client
+from router.engine.source.kafka_client import KAFKA_TIMEOUT_SECONDS, admin_client
 from router.errors import StartError, first_line
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ def refuse_foreign_group(config: Config) -> None:
 
     try:
         request = [ConsumerGroupTopicPartitions(group)]
-        answers = admin.list_consumer_group_offsets(request, request_timeout=SECONDS)
-        partitions = answers[group].result(2 * SECONDS).topic_partitions or []
+        answers = admin.list_consumer_group_offsets(request, request_timeout=KAFKA_TIMEOUT_SECONDS)
+        partitions = answers[group].result(2 * KAFKA_TIMEOUT_SECONDS).topic_partitions or []
     except (KafkaException, TimeoutError) as error:
         raise ConnectionError(f"{where}: its offsets cannot be read: {error}") from None
     for partition in partitions:
@@ -75,10 +75,12 @@ def refuse_foreign_group(config: Config) -> None:
 
 def _list_members(admin: AdminClient, group: str) -> list[MemberDescription]:
     """Return the consumers that are in a group; none if there is no such group."""
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + KAFKA_TIMEOUT_SECONDS
     while True:
         try:
-            described = admin.describe_consumer_groups([group], request_timeout=SECONDS)[group].result(2 * SECONDS)
+            described = admin.describe_consumer_groups([group], request_timeout=KAFKA_TIMEOUT_SECONDS)[group].result(
+                2 * KAFKA_TIMEOUT_SECONDS
+            )
         except KafkaException as error:
             code = error.args[0].code()
             if code in MISSING_GROUP:
@@ -112,7 +114,7 @@ class ConsumerGroup:
         with self._changed:
             self._ended = True
             self._changed.notify()
-        self._thread.join(2 * SECONDS)
+        self._thread.join(2 * KAFKA_TIMEOUT_SECONDS)
 
     def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
         """Let the thread commit offsets, in place of those that it has not begun to commit. Returns at once."""
@@ -141,8 +143,8 @@ class ConsumerGroup:
         # Not by a consumer, whose commit waits for its coordinator for as long as that is unavailable.
         request = [ConsumerGroupTopicPartitions(self.group, partitions)]
         try:
-            answers = self._admin.alter_consumer_group_offsets(request, request_timeout=SECONDS)
-            for partition in answers[self.group].result(2 * SECONDS).topic_partitions or []:
+            answers = self._admin.alter_consumer_group_offsets(request, request_timeout=KAFKA_TIMEOUT_SECONDS)
+            for partition in answers[self.group].result(2 * KAFKA_TIMEOUT_SECONDS).topic_partitions or []:
                 if partition.error is not None:
                     raise KafkaException(partition.error)
         except (KafkaException, TimeoutError) as error:

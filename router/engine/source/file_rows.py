@@ -70,7 +70,7 @@ _NO_PATTERNS = {"__globPaths__": "false"}
 """For the files of a batch: their names are no patterns. Spark's own source of files reads them with this option."""
 _LISTED = "path string, modificationTime timestamp, length bigint, content binary"
 """The columns of Spark's binary files; it reads only those that are selected."""
-_BLANKS = " \t\n\v\f\r"
+_BLANK_CHARACTERS = " \t\n\v\f\r"
 _BYTE_ORDER_MARK = "\ufeff"
 _REPLACED = "\ufffd"
 """What Python and Java read in the place of bytes that are no UTF-8."""
@@ -517,7 +517,7 @@ class FileLines:
             lines = _with_file_columns(self.spark.read.format("text").options(**options).load(group))
             if self.skips_blank and not self.files.whole_files:
                 # Before anything numbers the records: the lines that are left follow each other.
-                lines = lines.where(~F.trim("value", F.lit(_BLANKS)).isin("", _BYTE_ORDER_MARK))
+                lines = lines.where(~F.trim("value", F.lit(_BLANK_CHARACTERS)).isin("", _BYTE_ORDER_MARK))
             frames.append(lines)
         return frames
 

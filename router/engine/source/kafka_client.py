@@ -18,7 +18,7 @@ from router.errors import StartError
 if TYPE_CHECKING:
     from router.config.models import KafkaSource
 
-SECONDS = 5.0
+KAFKA_TIMEOUT_SECONDS = 5.0
 """Time limit for an answer of the brokers."""
 SECURITY = ("security.", "sasl.", "ssl.")
 """The beginnings of options of a login. Other options, such as sizes of fetches, are not needed for queries."""
@@ -96,7 +96,7 @@ def admin_client(kafka: KafkaSource) -> AdminClient:
     """Return a client for queries about topics and groups. Raises StartError for options that librdkafka refuses."""
     settings: dict[str, Any] = {
         **client_settings(kafka),
-        "socket.timeout.ms": str(int(SECONDS * 1000)),
+        "socket.timeout.ms": str(int(KAFKA_TIMEOUT_SECONDS * 1000)),
         # Otherwise a query about a topic would create it.
         "allow.auto.create.topics": "false",
         "logger": SILENT,
@@ -114,13 +114,13 @@ def end_offsets(admin: AdminClient, kafka: KafkaSource) -> _Offsets:
     Raises KafkaException or TimeoutError if they do not answer.
     """
     partitions: list[TopicPartition] = []
-    for topic, metadata in admin.list_topics(timeout=SECONDS).topics.items():
+    for topic, metadata in admin.list_topics(timeout=KAFKA_TIMEOUT_SECONDS).topics.items():
         if kafka.reads_topic(topic):
             partitions += [TopicPartition(topic, number) for number in metadata.partitions]
     if not partitions:
         return {}
     ends: _Offsets = {}
     latest: Any = dict.fromkeys(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
-    for partition, answer in admin.list_offsets(latest, request_timeout=SECONDS).items():
-        ends[partition.topic, partition.partition] = answer.result(SECONDS).offset
+    for partition, answer in admin.list_offsets(latest, request_timeout=KAFKA_TIMEOUT_SECONDS).items():
+        ends[partition.topic, partition.partition] = answer.result(KAFKA_TIMEOUT_SECONDS).offset
     return ends

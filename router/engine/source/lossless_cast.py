@@ -49,7 +49,7 @@ NESTED = (T.StructType, T.ArrayType, T.MapType)
 
 _REFUSED = re.compile(r"[ ,;{}()\n\t=.`]+")
 """Characters that Delta allows in no column name, or that expressions would have to quote."""
-_BLANKS = r"[ \t\r\n]*"
+_BLANKS_PATTERN = r"[ \t\r\n]*"
 EXPONENT = r"(?:[eE][-+]?[0-9]{1,9})?"
 _DAY = r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}"
 _TIME = r"[0-9]{1,2}(?::[0-9]{1,2}(?::[0-9]{1,2}(?:\.[0-9]{1,6}0*)?)?)?"
@@ -85,8 +85,8 @@ FORMS: dict[type[T.DataType], str] = {
     T.BooleanType: "(?i)(?:true|false)",
 }
 """What a text looks like that goes into a column whose type was inferred; `HINTED_FORMS` are for one with a hint."""
-_NUMBER = rf"\A{_BLANKS}[-+]?([0-9]*)\.?([0-9]*)(?:[eE]([-+]?[0-9]{{1,9}}))?{_BLANKS}\z"
-LONGS = float(2**63)
+_NUMBER = rf"\A{_BLANKS_PATTERN}[-+]?([0-9]*)\.?([0-9]*)(?:[eE]([-+]?[0-9]{{1,9}}))?{_BLANKS_PATTERN}\z"
+LONG_LIMIT = float(2**63)
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
 _STRING = msgspec.json.Decoder(str)
@@ -375,7 +375,7 @@ def cast_value(column: Column, source: T.DataType, kind: T.DataType) -> tuple[Co
     fits = cast.try_cast(source).eqNullSafe(column)
     if isinstance(source, _INTEGERS) and isinstance(kind, FRACTIONS):
         # The largest bigint is rounded up, and cut to itself on the way back.
-        fits = fits & (F.abs(cast) < LONGS)
+        fits = fits & (F.abs(cast) < LONG_LIMIT)
     if isinstance(source, T.DoubleType) and isinstance(kind, T.FloatType):
         # 0.1 is another number in 32 bits, but the same digits.
         fits = fits | (cast.cast("string") == column.cast("string"))
@@ -398,7 +398,7 @@ def in_json(column: Column, kind: T.DataType) -> Column:
 
 
 def _whole_text_pattern(form: str) -> str:
-    return rf"\A{_BLANKS}{form}{_BLANKS}\z"
+    return rf"\A{_BLANKS_PATTERN}{form}{_BLANKS_PATTERN}\z"
 
 
 def _keeps_digits(text: Column, cast: Column, precision: Precision) -> Column:
@@ -408,7 +408,7 @@ def _keeps_digits(text: Column, cast: Column, precision: Precision) -> Column:
     size = F.abs(cast)
     # Whole numbers are compared as integers: beyond 2^53 a double skips some of them.
     same_integer = text.try_cast("decimal(38,0)").try_cast("bigint").eqNullSafe(cast.try_cast("bigint"))
-    exact = same_integer & (size < LONGS)
+    exact = same_integer & (size < LONG_LIMIT)
     printed_alike = number.equals(_NumberText.from_text(cast.cast("string")))
     enough = F.when(number.decimals <= 0, exact).otherwise(count <= precision.printed_digits)
     is_zero = number.digits == ""

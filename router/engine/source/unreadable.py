@@ -41,7 +41,7 @@ LONGEST_MILLIS = (2**63 - 1) // 1_000
 """The time of a record, in ms since 1970, at most: Spark's timestamps are 64 bits of microseconds."""
 TIMESTAMP_TYPES = {"NoTimestampType": -1, "CreateTime": 0, "LogAppendTime": 1}
 """The ids of Kafka's types of timestamps by name. Source: org.apache.kafka.common.record.TimestampType."""
-POLL_SECONDS = 10
+CONSUMER_POLL_SECONDS = 10
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class UnreadableRecords:
             consumer.seek(partition, span.first)
             while (position := consumer.position(partition)) < span.end:
                 try:
-                    polled = consumer.poll(jvm.java.time.Duration.ofSeconds(POLL_SECONDS)).records(partition)
+                    polled = consumer.poll(jvm.java.time.Duration.ofSeconds(CONSUMER_POLL_SECONDS)).records(partition)
                 except Py4JJavaError as error:
                     if not is_unreadable(error):
                         raise

@@ -46,7 +46,7 @@ done
 exec {program} "$@"
 """
 POINT = "or point JAVA_HOME at one"
-_SECONDS = 20
+_JAVA_TIMEOUT_SECONDS = 20
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,9 @@ def _is_version(text: str) -> bool:
 def _run_program(program: str, *arguments: str) -> str:
     """Return what a program prints, or why it does not start."""
     try:
-        ended = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=_SECONDS, check=False)
+        ended = subprocess.run(
+            [program, *arguments], capture_output=True, text=True, timeout=_JAVA_TIMEOUT_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return ended.stderr + ended.stdout

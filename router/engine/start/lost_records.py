@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from router.engine.commit.committers import Committers
     from router.engine.source.source import Offsets
 
-_SHOWN = 10
+_SHOWN_PLACES = 10
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class LostRecords:
         if not lost:
             reason = str(error).split("\n")[0][:300]
             return StartError(f"{self.config.name}: Kafka does not have the records that come next: {reason}")
-        ranges = ", ".join(map(str, lost[:_SHOWN]))
-        if len(lost) > _SHOWN:
-            ranges += f" and {len(lost) - _SHOWN} more partitions"
+        ranges = ", ".join(map(str, lost[:_SHOWN_PLACES]))
+        if len(lost) > _SHOWN_PLACES:
+            ranges += f" and {len(lost) - _SHOWN_PLACES} more partitions"
         return StartError(
             f"{self.config.name}: Kafka has deleted {sum(map(len, lost)):,} records before they were read: {ranges}. "
             "Restore them; or run with --accept lost-records to continue after them, and the ledger shows which are "
@@ -93,9 +93,9 @@ class LostRecords:
                     created_again.append(f"{topic}/{partition}")
         if created_again:
             raise StartError(
-                f"{self.config.name}: {', '.join(sorted(created_again)[:_SHOWN])} ends before the record that comes "
-                "next: the topic was deleted and created again. Give this configuration another name and checkpoint to "
-                "read it from its beginning"
+                f"{self.config.name}: {', '.join(sorted(created_again)[:_SHOWN_PLACES])} ends before the record that "
+                "comes next: the topic was deleted and created again. Give this configuration another name and "
+                "checkpoint to read it from its beginning"
             )
         return _ranges_between(begin, first)
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from router.config.models import Config
     from router.engine.status.board import StatusBoard
 
-_LOOK_SECONDS = 1.0
+_API_LOOK_SECONDS = 1.0
 
 
 class ApiStates(BackgroundThread):
@@ -29,7 +29,7 @@ class ApiStates(BackgroundThread):
                 self._sinks[f"{route}/{name}"] = sink
 
     def _run(self) -> None:
-        while self._sinks and not self._ended.wait(_LOOK_SECONDS):
+        while self._sinks and not self._ended.wait(_API_LOOK_SECONDS):
             for key, sink in self._sinks.items():
                 state = sink.api_state()
                 # A sink that has sent nothing yet knows nothing.

@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from router.engine.status.snapshot import DeadLetterSample, ExpectationStatus, State
     from router.engine.views.note import Note
 
-_ANSWER_SECONDS = 60.0
+_ANSWER_WINDOW_SECONDS = 60.0
 """How long answers of an API are the last ones."""
 FRESH_SECONDS = 300.0
 """Seconds for which records count as recent."""
-BATCHES = 200
+KEPT_BATCHES = 200
 """Finished batches that are kept."""
 WARNINGS = 100
 """Warnings that are kept."""
@@ -95,7 +95,7 @@ class StatusBoard(logging.Handler):
         self._snapshot = StreamSnapshot(query, installed_version(), "starting", since=now, started=now, progress=now)
         self._records: Counter[str] = Counter()
         self._routes: dict[str, Counter[str]] = {}
-        self._batches: deque[BatchStatus] = deque(maxlen=BATCHES)
+        self._batches: deque[BatchStatus] = deque(maxlen=KEPT_BATCHES)
         self._tables: dict[str, TableStatus] = {}
         self._blocked: dict[str, str] = {}
         self._sinks: dict[str, SinkStatus] = {}
@@ -334,7 +334,7 @@ class StatusBoard(logging.Handler):
         counts = self._answers.setdefault(key, deque())
         # Whoever asks does so each second, and answers come when they like: a minute of them is what is looked at.
         counts.append((now, answers))
-        while len(counts) > 1 and counts[1][0] <= now - _ANSWER_SECONDS:
+        while len(counts) > 1 and counts[1][0] <= now - _ANSWER_WINDOW_SECONDS:
             counts.popleft()
         _, before = counts[0]
         return {answer: count - before.get(answer, 0) for answer, count in answers.items()}

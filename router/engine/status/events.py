@@ -32,7 +32,7 @@ HEARTBEAT_SECONDS = 10.0
 """After this time a page gets an event without a change, and sees that the stream can still be reached."""
 SLOW_SECONDS = 10.0
 """A page that has not taken an event after this time is dropped: it would hold the event in memory."""
-_PAUSE_PER_SECOND = 20.0
+_PAUSE_PER_RENDERING_SECOND = 20.0
 """Seconds between two snapshots for each second that one takes to become JSON."""
 
 
@@ -108,7 +108,7 @@ class SnapshotEvents:
                 self._texts[name] = json.dumps(value, default=document_of)
         # A little less than a page waits, so that each of its looks finds a new snapshot.
         spent = time.monotonic() - began
-        self._due = began + max(0.9 * EVENT_SECONDS, _PAUSE_PER_SECOND * spent)
+        self._due = began + max(0.9 * EVENT_SECONDS, _PAUSE_PER_RENDERING_SECOND * spent)
         return self._texts
 
 

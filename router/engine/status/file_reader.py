@@ -48,7 +48,7 @@ QUARANTINE_SECONDS = 10.0
 _VIEW_SECONDS = 30.0
 """Seconds between two looks for refreshes by others, such as `router views FILE --refresh`; each view is a request."""
 CAUSE = ["stage", "route", "sink", "reason"]
-_SAMPLE = ["topic", "partition", "offset", "value"]
+_SAMPLE_COLUMNS = ["topic", "partition", "offset", "value"]
 SAMPLED_ROWS = 200
 """Dead letters of a file that are looked at for samples: a value may have a megabyte."""
 
@@ -188,7 +188,9 @@ def read_samples(lake: Lake, committed: CommittedFiles) -> dict[Cause, tuple[Dea
     for path in committed.paths:
         try:
             with lake.files.open_input_file(path) as file:
-                parts = pq.ParquetFile(file).iter_batches(SAMPLED_ROWS, columns=[*CAUSE, *_SAMPLE], use_threads=False)
+                parts = pq.ParquetFile(file).iter_batches(
+                    SAMPLED_ROWS, columns=[*CAUSE, *_SAMPLE_COLUMNS], use_threads=False
+                )
                 rows = next(parts, None)
         except (OSError, pa.ArrowException):
             continue

@@ -25,7 +25,7 @@ from router.engine.quarantine.table import list_quarantined, waiting_places
 from router.engine.start.checks import Checkpoint, last_manifest
 from router.engine.start.run_lock import is_run_active
 from router.engine.status.background import BackgroundThread
-from router.engine.status.board import BATCHES, FIELDS, installed_version
+from router.engine.status.board import FIELDS, KEPT_BATCHES, installed_version
 from router.engine.status.expectations import expectations_of_lake
 from router.engine.status.file_reader import quarantine_status, waiting_in_outboxes
 from router.engine.status.snapshot import (
@@ -126,7 +126,7 @@ class LakeBoard(BackgroundThread):
         if table is None:
             return {}
         waiting = waiting_in_outboxes(table, self.config, time.time())
-        rows = ledger.read_last_batches(self.config, BATCHES)
+        rows = ledger.read_last_batches(self.config, KEPT_BATCHES)
         # Those of the last batches: a field that the schema has by now is in none of them some time later.
         unknown_fields: Counter[str] = Counter()
         for row in rows:
@@ -171,7 +171,7 @@ class LakeBoard(BackgroundThread):
             ended = max(row["finished"] for row in rows).timestamp()
             batches.append(BatchStatus(key[1], ended, **counts, dead_letters=letters, tables=0, files=0, seconds={}))
         batches.sort(key=lambda batch: batch.ended, reverse=True)
-        return tuple(batches[:BATCHES])
+        return tuple(batches[:KEPT_BATCHES])
 
     def _sink_statuses(
         self, sums: dict[tuple[str | None, str | None], dict[str, int]], waiting: dict[str, list[tuple[float, int]]]

@@ -74,7 +74,7 @@ _BATCH = MetricDefinition(
     "gauge",
     "When the last batch ended; before the first, when the process started.",
 )
-_BATCHES = MetricDefinition("router_batches_total", "counter", "Finished batches.")
+_BATCHES_TOTAL = MetricDefinition("router_batches_total", "counter", "Finished batches.")
 _STEPS = MetricDefinition("router_batch_step_seconds", "histogram", "Seconds of a batch's steps.", ("step",))
 RECORDS = MetricDefinition(
     "router_records_total",
@@ -192,7 +192,7 @@ ANSWERS = MetricDefinition(
     "ok (taken, or refused for good), throttled, failed, timed out",
 )
 METRICS = (
-    *(BUILD, STATE, PROGRESS, _BATCH, _BATCHES, _STEPS, RECORDS, ROUTE_ROWS, LAG, LAG_READ, FRESHNESS),
+    *(BUILD, STATE, PROGRESS, _BATCH, _BATCHES_TOTAL, _STEPS, RECORDS, ROUTE_ROWS, LAG, LAG_READ, FRESHNESS),
     *(TABLE_ROWS, TABLE_COMMITTED, TABLE_NEWEST, BLOCKED, COMMITTERS, _DEAD_LETTERS, QUARANTINED),
     *(VIEW_REFRESHED, _VIEW_SECONDS, VIEW_ROWS, VIEW_FAILED, VIEW_VIOLATED, EXPECTED, _VIOLATED),
     *(SINK_ROWS, OUTBOX_ROWS, OUTBOX_OLDEST, LIMIT_USED, CIRCUIT, ANSWERS),
@@ -226,7 +226,7 @@ class _Collector:
         yield state
         yield _single_metric(PROGRESS, snapshot.progress)
         yield _single_metric(_BATCH, snapshot.batches[0].ended if snapshot.batches else snapshot.started)
-        yield _single_metric(_BATCHES, snapshot.finished)
+        yield _single_metric(_BATCHES_TOTAL, snapshot.finished)
         yield self._step_metric()
         yield from self._record_metrics()
         yield from self._source_metrics()

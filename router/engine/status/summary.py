@@ -31,7 +31,7 @@ UI_NOTE = "ui.json"
 """The file of a checkpoint in which a run notes where it shows itself."""
 _BLANK = vars(StreamSnapshot("", "", "down", since=0.0, started=0.0))
 """Fields that a stream of an older version may not have."""
-_ANSWER_SECONDS = 3.0
+_STATUS_TIMEOUT_SECONDS = 3.0
 """Time limit for the answer of a stream; it gives one from memory."""
 
 
@@ -147,7 +147,7 @@ def _request_status(config: Config, address: str | None) -> dict[str, Any] | Non
         session.trust_env = False  # a proxy is for other machines
         try:
             answer = session.get(
-                f"http://{address}/api/status", headers=headers, timeout=_ANSWER_SECONDS, allow_redirects=False
+                f"http://{address}/api/status", headers=headers, timeout=_STATUS_TIMEOUT_SECONDS, allow_redirects=False
             )
             status = answer.json() if answer.status_code == 200 else None
         except (requests.RequestException, ValueError):

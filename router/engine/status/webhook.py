@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Event = Literal["waiting", "recovered", "blocked", "stopped"]
 
 log = logging.getLogger("router")
-_LOOK_SECONDS = 1.0
+_FINDINGS_LOOK_SECONDS = 1.0
 POST_SECONDS = 5.0
 """Time limit to connect to the receiver, and for its answer."""
 RECOVERED_SECONDS = 60.0
@@ -67,7 +67,7 @@ class FailureWebhook(BackgroundThread):
     """
 
     # The POST of a change may be under way, and that of the error follows it.
-    closing_seconds = 2 * (POST_SECONDS + _LOOK_SECONDS)
+    closing_seconds = 2 * (POST_SECONDS + _FINDINGS_LOOK_SECONDS)
 
     def __init__(self, url: str, board: StatusBoard, file: str) -> None:
         super().__init__("webhook")
@@ -84,7 +84,7 @@ class FailureWebhook(BackgroundThread):
         self._fails = False
 
     def _run(self) -> None:
-        while not self._ended.wait(_LOOK_SECONDS):
+        while not self._ended.wait(_FINDINGS_LOOK_SECONDS):
             self._report_changes(self._board.snapshot())
         snapshot = self._board.snapshot()
         self._report_changes(snapshot, ends=True)

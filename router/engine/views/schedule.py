@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("router")
 POOL = "views"
-_GROUP = "router views"
-_LOOK_SECONDS = 0.5
+_JOB_GROUP = "router views"
+_SCHEDULE_LOOK_SECONDS = 0.5
 ENDING_SECONDS = 60.0
 """How long the end of a run waits for a refresh that is cancelled."""
 
@@ -119,7 +119,7 @@ class ViewSchedule:
         """End the thread. `refresh`: afterwards refresh each view that is not `on_demand`, once."""
         self.stop.set()
         if self.thread:
-            self.refresher.spark.sparkContext.cancelJobGroup(_GROUP)
+            self.refresher.spark.sparkContext.cancelJobGroup(_JOB_GROUP)
             self.thread.join(ENDING_SECONDS)
             self.thread = None
         if refresh:
@@ -145,8 +145,8 @@ class ViewSchedule:
     def _refresh_due_views(self) -> None:
         context = self.refresher.spark.sparkContext
         context.setLocalProperty("spark.scheduler.pool", POOL)
-        context.setJobGroup(_GROUP, "a view", interruptOnCancel=True)
-        while not self.stop.wait(_LOOK_SECONDS):
+        context.setJobGroup(_JOB_GROUP, "a view", interruptOnCancel=True)
+        while not self.stop.wait(_SCHEDULE_LOOK_SECONDS):
             for view in self.views:
                 if not self.stop.is_set() and self._is_due(view):
                     self._try_refresh(view)

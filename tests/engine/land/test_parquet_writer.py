@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from router.delta.parquet_writer import OPEN_FILES, SAMPLE, Staging
+from router.delta.parquet_writer import OPEN_FILES, SAMPLED_VALUES, Staging
 from router.storage.files import LocalFiles
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def with_dictionary(lake: Lake, *columns: pa.Array) -> set[str]:
     return {leaf.path_in_schema for leaf in leaves if leaf.has_dictionary_page}
 
 
-OWN, SHARED = range(2 * SAMPLE), [i % 16 for i in range(2 * SAMPLE)]
+OWN, SHARED = range(2 * SAMPLED_VALUES), [i % 16 for i in range(2 * SAMPLED_VALUES)]
 DICTIONARIES = {
     "texts of their own": (pa.array([f"text {i}" for i in OWN]), set()),
     "shared texts": (pa.array([f"text {i}" for i in SHARED]), {"a"}),
@@ -203,7 +203,7 @@ DICTIONARIES = {
     "shared numbers": (pa.array(SHARED), {"a"}),
     "one in twenty is shared": (pa.array([i - i % 20 // 19 for i in OWN]), {"a"}),
     "absent, or of their own": (pa.array([None if i % 2 else i for i in OWN]), set()),
-    "absent at first": (pa.array([None] * SAMPLE + SHARED), {"a"}),
+    "absent at first": (pa.array([None] * SAMPLED_VALUES + SHARED), {"a"}),
     "a struct": (pa.array([{"own": i, "in": {"shared": i % 16}} for i in OWN]), {"a.in.shared"}),
     "a list": (pa.array([[i, i] for i in OWN]), {"a.list.element"}),
     "a map": (

@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient
 from deltalake import write_deltalake
 
 import router.cli
-from router.cli.preview import CHANGES
+from router.cli.preview import MERGE_COUNTS
 from router.config.loader import load_config
 from router.delta.lake import Lake
 from router.engine.reprocess import preview as module
@@ -165,7 +165,7 @@ def merges_of(found: dict[str, Any]) -> dict[str, int]:
     """Return what the upsert of a preview does, without what it does not do."""
     (merge,) = [table["merge"] for table in found["tables"] if table["target"] == "all/upsert"]
     assert not merge["unknown"]
-    return {name: count for name, count in merge["counts"].items() if name in CHANGES and count}
+    return {name: count for name, count in merge["counts"].items() if name in MERGE_COUNTS and count}
 
 
 def merges_in(log: str) -> dict[str, int]:
@@ -302,7 +302,7 @@ def test_two_upserts_of_a_table_and_its_deletions_are_held_against_it(
         for table in game.document("--last", str(last))["tables"]:
             assert not table["merge"]["unknown"]
             counts = table["merge"]["counts"]
-            found[table["target"].partition("/")[0]] = {name: counts[name] for name in CHANGES if counts.get(name)}
+            found[table["target"].partition("/")[0]] = {name: counts[name] for name in MERGE_COUNTS if counts.get(name)}
         return found
 
     assert merges(3) == logged[2]
@@ -327,7 +327,7 @@ def test_a_deletion_before_the_records_counts_and_so_does_a_constraint(
     def merge(count: int) -> dict[str, Any]:
         (table,) = game.document("--last", str(count))["tables"]
         assert not table["merge"]["unknown"]
-        return {name: table["merge"]["counts"][name] for name in CHANGES if table["merge"]["counts"].get(name)}
+        return {name: table["merge"]["counts"][name] for name in MERGE_COUNTS if table["merge"]["counts"].get(name)}
 
     assert merge(1) == {"late": 1}
     handle = game.lake.open("silver.newest")

@@ -201,7 +201,7 @@ def test_a_position_is_known_before_the_first_batch(
 
 def test_the_state_of_an_api_is_asked(board: StatusBoard, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it nobody sees why an outbox grows, or minutes later: storage that is slow to read delays no answer."""
-    monkeypatch.setattr("router.engine.status.api_states._LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("router.engine.status.api_states._API_LOOK_SECONDS", 0.02)
     answer: list[ApiState | None] = [None]
     monkeypatch.setattr("router_rest.limits.lease_server.api_state", lambda limit: answer[0])
     with ApiStates(config, board):

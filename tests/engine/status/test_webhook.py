@@ -101,7 +101,7 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture(autouse=True)
 def _looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webhook, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(webhook, "_FINDINGS_LOOK_SECONDS", 0.02)
 
 
 @pytest.fixture
