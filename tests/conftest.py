@@ -153,6 +153,13 @@ def compiled(spark: SparkSession) -> Iterator[None]:
 
 
 @pytest.fixture
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Go into an empty folder and return it."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     """Return an empty lake."""
     return Lake.at(str(tmp_path / "lake"))

@@ -20,7 +20,7 @@ from router.engine.status.server import StatusServer
 from router.engine.status.snapshot import DeadLetterSample, Warned
 from tests.browser.page_reader import text_of, wait
 from tests.browser.stream import BLOCKED, finish_batch, graph, table_names, told_board
-from tests.engine.status.test_status import manifest, report
+from tests.engine.status.boards import batch_report, landed_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -196,8 +196,10 @@ def test_hostile_names_are_text(browser: Chrome, show: Callable[..., str]) -> No
     """Without it whoever names a game runs a script in the browser of the one who looks."""
     board = StatusBoard("games")
     board.enter_state("running")
-    board.carried_out(manifest(0, *HOSTILE), {}, dict.fromkeys((f"r/s/{name}" for name in HOSTILE[:2]), HOSTILE[4]))
-    board.note_report(report(0))
+    board.carried_out(
+        landed_manifest(0, *HOSTILE), {}, dict.fromkeys((f"r/s/{name}" for name in HOSTILE[:2]), HOSTILE[4])
+    )
+    board.note_report(batch_report(0))
     samples = (DeadLetterSample(HOSTILE[0], 0, 7, HOSTILE[1]),)
     causes = [("decode", name, name, name) for name in HOSTILE]
     board.dead_letters_are(dict.fromkeys(causes, 1), dict.fromkeys(causes[:1], samples))

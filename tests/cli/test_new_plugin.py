@@ -18,14 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 SUBSETS = [kinds for size in range(1, len(FAMILIES) + 1) for kinds in combinations(FAMILIES, size)]
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the empty folder that commands run in."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def router(*words: str | Path) -> Result:
@@ -42,10 +37,12 @@ def run_module(folder: Path, sources: Iterable[str], *words: str) -> None:
 
 
 @pytest.mark.parametrize("kinds", SUBSETS, ids="-".join)
-def test_a_package_of_any_parts_is_good(folder: Path, monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, ...]) -> None:
+def test_a_package_of_any_parts_is_good(
+    empty_folder: Path, monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, ...]
+) -> None:
     """Without it somebody who needs no sink gets a configuration with one, or an import of a file that is not there."""
     name = "-".join(["of", *kinds])
-    package = folder / name
+    package = empty_folder / name
     assert router("plugins", "new", name, "--parts", ",".join(kinds)).exit_code == 0
     module = package / "src" / name.replace("-", "_")
     monkeypatch.syspath_prepend(package / "src")
@@ -66,7 +63,7 @@ def test_a_package_of_any_parts_is_good(folder: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.spark
-def test_a_package_of_one_part_passes_its_route_test(folder: Path) -> None:
+def test_a_package_of_one_part_passes_its_route_test(empty_folder: Path) -> None:
     """Built-in parts stand in for the others. tests/docs/test_walked_pages.py runs the package of all parts."""
     plugins = []
     tests = []
@@ -76,15 +73,15 @@ def test_a_package_of_one_part_passes_its_route_test(folder: Path) -> None:
         tests.append(f"only-{kind}/orders.test.yaml")
 
     # One start of Spark for all of them.
-    run_module(folder, [f"only-{kind}/src" for kind in FAMILIES], "router", "test", *plugins, *tests)
+    run_module(empty_folder, [f"only-{kind}/src" for kind in FAMILIES], "router", "test", *plugins, *tests)
 
 
 @pytest.mark.slow  # mypy reads Spark
-def test_a_package_is_typed(folder: Path) -> None:
+def test_a_package_is_typed(empty_folder: Path) -> None:
     """Without it the first look of a type checker at a new package is a list of errors."""
     router("plugins", "new", "shop-router")
 
-    run_module(folder / "shop-router", ["src"], "mypy", "--strict", "src", "tests")
+    run_module(empty_folder / "shop-router", ["src"], "mypy", "--strict", "src", "tests")
 
 
 def test_the_next_commands_are_named() -> None:
@@ -122,19 +119,19 @@ def test_the_next_commands_are_named() -> None:
         ("spark-event-router", "which `pip install` would replace"),
     ],
 )
-def test_a_name_that_breaks_something_is_refused(folder: Path, name: str, problem: str) -> None:
+def test_a_name_that_breaks_something_is_refused(empty_folder: Path, name: str, problem: str) -> None:
     """Without it `pip install -e .` replaces the router itself, or files are written somewhere else."""
     result = router("plugins", "new", name)
 
     assert problem in result.output
     assert result.exit_code == 2
-    assert list(folder.iterdir()) == []
+    assert list(empty_folder.iterdir()) == []
 
 
-def test_nothing_is_overwritten_unless_forced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_overwritten_unless_forced(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a second call takes the work of a day away."""
     router("plugins", "new", "kept-parts", "--parts", "rule")
-    package = folder / "kept-parts"
+    package = empty_folder / "kept-parts"
     changed = package / "src" / "kept_parts" / "rule.py"
     changed.write_text("mine")
     (package / "notes.md").write_text("mine")
@@ -152,20 +149,22 @@ def test_nothing_is_overwritten_unless_forced(folder: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("kinds", ["rules", "", "rule,", "rule,\x1b[31m"])
-def test_an_unknown_kind_is_refused(folder: Path, kinds: str) -> None:
+def test_an_unknown_kind_is_refused(empty_folder: Path, kinds: str) -> None:
     """Without it a misspelt kind is a package without that part."""
     result = router("plugins", "new", "shop-router", "--parts", kinds)
 
     assert "kinds: decoder, encoder, rule, sink, view" in result.output
     assert "\x1b" not in result.output
-    assert (result.exit_code, list(folder.iterdir())) == (2, [])
+    assert (result.exit_code, list(empty_folder.iterdir())) == (2, [])
 
 
-def test_an_installation_without_the_package_is_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installation_without_the_package_is_one_sentence(
+    empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without it the command names the next steps in a folder that it did not write."""
-    monkeypatch.setattr("router.cli.__file__", str(folder / "router" / "cli" / "__init__.py"))
+    monkeypatch.setattr("router.cli.__file__", str(empty_folder / "router" / "cli" / "__init__.py"))
 
     result = router("plugins", "new", "shop-router")
 
     assert "this installation lacks the folder `new_plugin`" in result.output
-    assert (result.exit_code, list(folder.iterdir())) == (2, [])
+    assert (result.exit_code, list(empty_folder.iterdir())) == (2, [])

@@ -37,7 +37,7 @@ from router.engine.views.note import Note, ViewTarget, view_note_path
 from router.errors import StartError
 from router.registry import load_registry
 from tests.delta.test_dataset import forget_bounds
-from tests.engine.status.test_status import manifest
+from tests.engine.status.boards import landed_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -189,7 +189,7 @@ def test_rows_that_wait_for_an_api_are_seen_while_the_stream_is_down(run: Run, t
 def test_commands_can_be_pasted(run: Run, board: StatusBoard) -> None:
     """Without it whoever pastes the command of a message at night gets the usage of the command line."""
     hint = "it is damaged; `router rebuild FILE silver.uno` rebuilds it, or `router quarantine release FILE`"
-    board.carried_out(manifest(0, "silver.uno"), {}, {"games/delta/silver.uno": hint})
+    board.carried_out(landed_manifest(0, "silver.uno"), {}, {"games/delta/silver.uno": hint})
     shown = run().output
     assert "router rebuild games.yaml silver.uno`" in shown
     assert "router quarantine release games.yaml`" in shown
@@ -198,9 +198,9 @@ def test_commands_can_be_pasted(run: Run, board: StatusBoard) -> None:
 
 def test_fields_that_the_schema_lacks_have_the_change_that_takes_them(run: Run, board: StatusBoard) -> None:
     """Without it a column stays empty for weeks, though its values are in each record."""
-    lacking = replace(manifest(0, "silver.uno").partitions[0], unknown_fields={"bonus": 1200, "coupon": 3})
+    lacking = replace(landed_manifest(0, "silver.uno").partitions[0], unknown_fields={"bonus": 1200, "coupon": 3})
     for number in (0, 1):
-        board.carried_out(replace(manifest(number, "silver.uno"), partitions=(lacking,)), {}, {})
+        board.carried_out(replace(landed_manifest(number, "silver.uno"), partitions=(lacking,)), {}, {})
     assert board.snapshot().unknown_fields == {"bonus": 2400, "coupon": 6}
     shown = run(COLUMNS="400").output
     assert "bonus (2,400 events), coupon (6 events): add them to the schema of `decode`" in shown
@@ -440,7 +440,7 @@ def test_views_and_what_is_expected_are_in_the_document(run: Run, board: StatusB
     file.write_text(file.read_text() + VIEWS)
     board.note_configuration(load_config(file, load_registry(), environ={}).config)
     board.view_refreshed("sessions", session_note())
-    board.carried_out(manifest(0, "silver.games"), {}, {}, committed_by={"silver.games": "Spark"})
+    board.carried_out(landed_manifest(0, "silver.games"), {}, {}, committed_by={"silver.games": "Spark"})
     document = json.loads(run("--json").output)
     assert document["committers"] == {"silver.games": "Spark"}
     (view,) = document["views"]

@@ -42,7 +42,7 @@ from router.engine.status.snapshot import SinkStatus
 from router.registry import load_registry
 from tests.browser.stream import finish_batch, table_names, told_board
 from tests.cli.test_status import TEXT, board, book, read_rows, run
-from tests.engine.status.test_status import manifest
+from tests.engine.status.boards import landed_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -328,7 +328,7 @@ def test_a_terminal_obeys_no_name() -> None:
     letters = dict.fromkeys(("stage", "route", "sink", "reason", "first", "last"), HOSTILE)
     board = StatusBoard("games")
     board.enter_state("waiting", HOSTILE)
-    board.carried_out(manifest(0, HOSTILE), {}, {f"r/s/{HOSTILE}": HOSTILE})
+    board.carried_out(landed_manifest(0, HOSTILE), {}, {f"r/s/{HOSTILE}": HOSTILE})
     board.dead_letters_are({("decode", HOSTILE, HOSTILE, HOSTILE): 1})
     board.view_failed(HOSTILE, HOSTILE)
     stream = watched(

@@ -25,12 +25,7 @@ from tests.init.topics import SECRETS, draw_topic
 if TYPE_CHECKING:
     from click.testing import Result
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Go into an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def init(*arguments: str) -> Result:

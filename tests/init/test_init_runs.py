@@ -40,15 +40,10 @@ if TYPE_CHECKING:
     from router_demo.registry import EmbeddedRegistry
     from tests.schemas.faulty import FaultyRegistry
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 NAMES = ("a", "b", "B", "", "é", "\uffff", "\U0001f600", "a b")
 ALPHABET = [*string.ascii_letters, *string.digits, *" .-:TZ+{}[]\"'\\/é\u00df漢"]
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Go into an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def fill(broker: EmbeddedKafka, topic: str, values: Iterable[bytes | None], keys: Iterable[bytes] = (), **config: str):

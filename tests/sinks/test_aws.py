@@ -12,16 +12,14 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from router import Encoding
-from router.config.loader import load_config
-from router.errors import ConfigError
-from router.registry import load_registry, missing_extras
 from router_encoders.outbox_rows import as_it_is
 from router_sinks import aws
 from router_sinks.aws import SERVICE_LIMITS, Item, SendJob, _group_calls, send_task
+from tests.sinks.mistakes import assert_mistake_has_a_line, missing_extra
+from tests.sinks.reports import rows_by_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 KEYS = ("AKIAEXAMPLE", "secret-word")
 REGION = "eu-west-1"
@@ -82,13 +80,6 @@ def cloud() -> Iterator[Cloud]:
     server.stop()
 
 
-def counted(reports: list[dict[str, Any]]) -> dict[str, int]:
-    sums: Counter[str] = Counter()
-    for report in reports:
-        sums[report["kind"]] += report["rows"] or 0
-    return dict(sums)
-
-
 def bodies(count: int) -> list[bytes]:
     return [json.dumps({"n": n, "name": "ünï"}).encode() for n in range(count)]
 
@@ -102,7 +93,7 @@ def test_messages_arrive_in_calls_of_ten(cloud: Cloud, monkeypatch: pytest.Monke
 
     reports = cloud.sends("sqs", queue, [*bodies(23), None, b"\xff", b"x" * (300 << 10)])
 
-    assert counted(reports) == {"sent": 23, "refused": 3}
+    assert rows_by_kind(reports) == {"sent": 23, "refused": 3}
     assert calls == [10, 10, 3]
     assert sorted(json.loads(one["Body"])["n"] for one in cloud.received(queue)) == list(range(23))
     assert {one["offset"]: one["text"] for one in reports if one["kind"] == "refused"} == {
@@ -118,7 +109,7 @@ def test_a_group_keeps_its_order_and_drops_what_comes_again(cloud: Cloud) -> Non
     groups = ["uno", "uno", "poker", "uno", "poker"]
 
     for _ in range(2):
-        assert counted(cloud.sends("sqs", queue, bodies(5), groups)) == {"sent": 5}
+        assert rows_by_kind(cloud.sends("sqs", queue, bodies(5), groups)) == {"sent": 5}
 
     found = cloud.received(queue)
     by_group: dict[str, list[int]] = {}
@@ -137,7 +128,7 @@ def test_a_server_that_restarts_gets_the_rest_without_a_traceback(
     port = server.get_host_and_port()[1]
     cloud = Cloud(f"http://127.0.0.1:{port}")
     queue = cloud.queue("restarted")
-    assert counted(cloud.sends("sqs", queue, bodies(3))) == {"sent": 3}
+    assert rows_by_kind(cloud.sends("sqs", queue, bodies(3))) == {"sent": 3}
 
     server.stop()
     away = cloud.sends("sqs", queue, bodies(3))
@@ -145,8 +136,8 @@ def test_a_server_that_restarts_gets_the_rest_without_a_traceback(
     server.start()
     back = cloud.sends("sqs", queue, bodies(3))
 
-    assert counted(away) == {"away": 0}
-    assert counted(back) == {"sent": 3}
+    assert rows_by_kind(away) == {"away": 0}
+    assert rows_by_kind(back) == {"sent": 3}
     assert sorted(json.loads(one["Body"])["n"] for one in cloud.received(queue)) == [0, 0, 1, 1, 2, 2]
     server.stop()
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
@@ -163,8 +154,8 @@ def test_a_topic_and_a_stream_take_them_too(cloud: Cloud) -> None:
     kinesis.create_stream(StreamName="wins", ShardCount=1)
     stream = kinesis.describe_stream_summary(StreamName="wins")["StreamDescriptionSummary"]["StreamARN"]
 
-    assert counted(cloud.sends("sns", topic, bodies(12))) == {"sent": 12}
-    assert counted(cloud.sends("kinesis", stream, [*bodies(700), b"\x00\xff"])) == {"sent": 701}
+    assert rows_by_kind(cloud.sends("sns", topic, bodies(12))) == {"sent": 12}
+    assert rows_by_kind(cloud.sends("kinesis", stream, [*bodies(700), b"\x00\xff"])) == {"sent": 701}
 
     assert len(cloud.received(queue)) == 12
     shard = kinesis.get_shard_iterator(
@@ -211,7 +202,7 @@ def test_only_what_was_not_taken_is_sent_again(cloud: Cloud, monkeypatch: pytest
 
     reports = cloud.sends("kinesis", "arn:aws:kinesis:eu-west-1:1:stream/x", list(values))
 
-    assert counted(reports) == {"sent": 5}
+    assert rows_by_kind(reports) == {"sent": 5}
     assert (Counter(half.taken), half.calls) == (Counter(values), 4)
 
 
@@ -224,12 +215,12 @@ def test_what_the_sender_is_at_fault_for_is_refused_and_what_never_passes_pauses
     half = Half({values[0]: ["InvalidMessageContents"]}, fault=True)
     monkeypatch.setattr(SendJob, "make_client", lambda self: half)
 
-    assert counted(cloud.sends("sqs", "http://x/y", list(values))) == {"sent": 2, "refused": 1}
+    assert rows_by_kind(cloud.sends("sqs", "http://x/y", list(values))) == {"sent": 2, "refused": 1}
 
     half = Half({values[2]: ["ServiceUnavailable"] * 100})
     reports = cloud.sends("sqs", "http://x/y", list(values))
     assert [(one["kind"], one["rows"]) for one in reports] == [("sent", 2), ("away", None)] or (
-        counted(reports) == {"sent": 2, "away": 0}
+        rows_by_kind(reports) == {"sent": 2, "away": 0}
     )
 
 
@@ -241,7 +232,7 @@ def test_what_somebody_must_change_and_who_is_away_are_told_apart(cloud: Cloud) 
 
     assert [one["kind"] for one in missing] == ["wrong"]
     assert "NonExistentQueue" in missing[0]["text"]
-    assert counted(away) == {"sent": 0, "away": 0} or counted(away) == {"away": 0}
+    assert rows_by_kind(away) == {"sent": 0, "away": 0} or rows_by_kind(away) == {"away": 0}
     assert "secret-word" not in f"{missing}{away}"
 
 
@@ -259,19 +250,6 @@ def test_a_call_stays_within_the_limits_of_its_service() -> None:
     assert max(kinesis) * (100 << 10) <= 5 << 20
 
 
-CONFIG = """\
-name: games
-lake: ./lake
-source: {files: {path: ./in}}
-decode: {json: "n int, game string"}
-routes:
-  - name: wins
-    match: {sql: "event.n > 1"}
-    sinks: [{boto3: SINK}]
-dead_letters: ops.dead
-"""
-
-
 @pytest.mark.parametrize(
     ("sink", "told"),
     [
@@ -283,22 +261,14 @@ dead_letters: ops.dead
         pytest.param('{service: ses, to: "https://x/y"}', "sqs", id="service"),
     ],
 )
-def test_a_mistake_is_told_with_its_line(tmp_path: Path, sink: str, told: str) -> None:
+def test_a_mistake_is_told_with_its_line(sink: str, told: str) -> None:
     """Without it a wrong option shows when the first row comes."""
-    with pytest.raises(ConfigError) as error:
-        load_config(tmp_path / "games.yaml", load_registry(), environ={}, text=CONFIG.replace("SINK", sink))
-
-    assert "games.yaml:8:" in str(error.value)
-    assert told in str(error.value)
+    assert_mistake_has_a_line(f"{{boto3: {sink}}}", told)
 
 
-def test_a_missing_extra_is_named_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a task fails with the name of a module."""
-    text = CONFIG.replace("SINK", '{service: sqs, to: "https://x/y"}')
-    loaded = load_config(tmp_path / "games.yaml", load_registry(), environ={}, text=text)
-    monkeypatch.setattr("router.registry._is_installed", lambda module: module != "boto3")
-
-    (told,) = missing_extras(loaded.config).values()
+    told = missing_extra(monkeypatch, '{boto3: {service: sqs, to: "https://x/y"}}', "boto3")
 
     assert told == (
         "the sink boto3 needs the module boto3; pip install 'spark-event-router[aws]', here and on every node"

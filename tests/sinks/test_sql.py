@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 
 from router import Sink, StartError
-from router.config.loader import load_config
-from router.errors import ConfigError
-from router.registry import load_registry, missing_extras
+from router.registry import load_registry
 from tests.sinks import postgres
+from tests.sinks.mistakes import assert_mistake_has_a_line, missing_extra
+from tests.sinks.reports import rows_by_kind
 
 sa = pytest.importorskip("sqlalchemy")
 pytest.importorskip("pg8000")
@@ -102,13 +102,6 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
     yield found
 
 
-def counted(reports: list[dict[str, Any]]) -> dict[str, int]:
-    sums: Counter[str] = Counter()
-    for report in reports:
-        sums[report["kind"]] += report["rows"] or 0
-    return dict(sums)
-
-
 NAMED = pa.schema([("n", pa.int64()), ("name", pa.string())])
 
 
@@ -142,7 +135,7 @@ def test_every_value_arrives_as_it_is(database: Database) -> None:
 
     reports = database.inserts([*full, empty], schema)
 
-    assert counted(reports) == {"sent": len(full) + 1}
+    assert rows_by_kind(reports) == {"sent": len(full) + 1}
     found = database.rows("wins", "n", "name", "cards")
     assert Counter(found) == Counter(
         [*((row["n"], row["name"], json.dumps(row["cards"])) for row in full), (None, None, None)]
@@ -224,8 +217,8 @@ def test_a_json_column_has_each_value_encoded_once_by_its_type(
         reports = database.inserts(rows, schema, may_be_null)
         reports_of_never = database.inserts(rows, schema, never_null)
 
-        assert counted(reports) == {"sent": 2}, reports
-        assert counted(reports_of_never) == {"sent": 1, "refused": 1}, "a null is NULL, which the column forbids"
+        assert rows_by_kind(reports) == {"sent": 2}, reports
+        assert rows_by_kind(reports_of_never) == {"sent": 1, "refused": 1}, "a null is NULL, which the column forbids"
         with database.engine.connect() as connection:
             rows_as_text = connection.execute(sa.text(f'SELECT n, CAST(j AS TEXT) FROM "{may_be_null}"'))
             texts = dict(map(tuple, rows_as_text))
@@ -239,7 +232,7 @@ def test_a_text_column_has_the_same_json(database: Database, arrow_type: pa.Data
     database.does("CREATE TABLE wins (n BIGINT, j TEXT)")
     schema = pa.schema([("n", pa.int64()), ("j", arrow_type)])
 
-    assert counted(database.inserts([{"n": 1, "j": value}, {"n": 2, "j": None}], schema)) == {"sent": 2}
+    assert rows_by_kind(database.inserts([{"n": 1, "j": value}, {"n": 2, "j": None}], schema)) == {"sent": 2}
 
     first, second = database.rows("wins", "n", "j")
     assert json.loads(first[1], parse_float=Decimal) == wanted
@@ -274,7 +267,7 @@ def test_arrays_have_values_of_their_type(server: postgres.Postgres) -> None:
 
     reports = database.inserts([row], schema, key=("key",))
 
-    assert counted(reports) == {"sent": 1}, reports
+    assert rows_by_kind(reports) == {"sent": 1}, reports
     ((amounts, times, grid),) = database.rows("wins", "amounts", "times", "grid")
     assert amounts == [Decimal("0.1000"), None]
     assert times == [BEGIN.replace(tzinfo=None)]
@@ -293,7 +286,7 @@ def test_a_row_that_is_refused_leaves_its_neighbours(database: Database) -> None
 
     reports = database.inserts(rows, NAMED)
 
-    assert counted(reports) == {"sent": 96, "refused": 4}
+    assert rows_by_kind(reports) == {"sent": 96, "refused": 4}
     refused = {report["offset"]: report["text"] for report in reports if report["kind"] == "refused"}
     assert set(refused) == {7, 13, 50, 60}
     assert all(refused.values())
@@ -307,11 +300,11 @@ def test_a_key_makes_a_repetition_harmless_and_the_last_row_wins(database: Datab
     rows = [{"n": n % 10, "name": f"at {n}"} for n in range(40)]
 
     for _ in range(2):
-        assert counted(database.inserts(rows, NAMED, key=("n",), rows_per_statement=7)) == {"sent": 40}
+        assert rows_by_kind(database.inserts(rows, NAMED, key=("n",), rows_per_statement=7)) == {"sent": 40}
 
     assert database.rows("wins", "n", "name") == [(n, f"at {30 + n}") for n in range(10)]
     only = pa.schema([("n", pa.int64())])
-    assert counted(database.inserts([{"n": 1}, {"n": 77}], only, key=("n",))) == {"sent": 2}
+    assert rows_by_kind(database.inserts([{"n": 1}, {"n": 77}], only, key=("n",))) == {"sent": 2}
     assert len(database.rows("wins", "n")) == 11
 
 
@@ -323,7 +316,7 @@ def test_rows_go_to_the_table_they_name_within_bounds(database: Database) -> Non
 
     reports = database.inserts(rows, NAMED, tables, at_most=3)
 
-    assert counted(reports) == {"sent": 3, "refused": 3}
+    assert rows_by_kind(reports) == {"sent": 3, "refused": 3}
     texts = [report["text"] for report in reports if report["kind"] == "refused"]
     assert texts == [
         "there is no table wins_none",
@@ -353,9 +346,9 @@ def test_a_server_that_is_away_is_no_fault_of_a_row(server: postgres.Postgres) -
     finally:
         server.start()
 
-    assert counted(reports) == {"away": 0}
+    assert rows_by_kind(reports) == {"away": 0}
     assert "secret-word" not in f"{reports} {away.value}"
-    assert counted(database.inserts([{"n": 1, "name": "x"}], NAMED)) == {"sent": 1}
+    assert rows_by_kind(database.inserts([{"n": 1, "name": "x"}], NAMED)) == {"sent": 1}
 
 
 @NEEDS_SERVER
@@ -376,7 +369,7 @@ def test_a_server_that_restarts_is_reported_without_a_traceback(
 
     reports = [row for found in insert_task(job)(restarted_between()) for row in found.to_pylist()]
 
-    assert counted(reports) == {"sent": 1, "away": 0}
+    assert rows_by_kind(reports) == {"sent": 1, "away": 0}
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
 
 
@@ -401,19 +394,6 @@ def test_what_somebody_must_change_is_told_before_anything_is_sent(server: postg
         assert "secret-word" not in str(error.value)
 
 
-CONFIG = """\
-name: games
-lake: ./lake
-source: {files: {path: ./in}}
-decode: {json: "n int, game string"}
-routes:
-  - name: wins
-    match: {sql: "event.n > 1"}
-    sinks: [{sql: SINK}]
-dead_letters: ops.dead
-"""
-
-
 @pytest.mark.parametrize(
     ("sink", "told"),
     [
@@ -424,22 +404,14 @@ dead_letters: ops.dead
         pytest.param('{url: "sqlite://"}', "table", id="no table"),
     ],
 )
-def test_a_mistake_is_told_with_its_line(tmp_path: Path, sink: str, told: str) -> None:
+def test_a_mistake_is_told_with_its_line(sink: str, told: str) -> None:
     """Without it a wrong option shows when the first row comes."""
-    with pytest.raises(ConfigError) as error:
-        load_config(tmp_path / "games.yaml", load_registry(), environ={}, text=CONFIG.replace("SINK", sink))
-
-    assert "games.yaml:8:" in str(error.value)
-    assert told in str(error.value)
+    assert_mistake_has_a_line(f"{{sql: {sink}}}", told)
 
 
-def test_a_missing_extra_is_named_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a task fails with the name of a module."""
-    text = CONFIG.replace("SINK", '{url: "sqlite://", table: wins}')
-    loaded = load_config(tmp_path / "games.yaml", load_registry(), environ={}, text=text)
-    monkeypatch.setattr("router.registry._is_installed", lambda module: module != "sqlalchemy")
-
-    (told,) = missing_extras(loaded.config).values()
+    told = missing_extra(monkeypatch, '{sql: {url: "sqlite://", table: wins}}', "sqlalchemy")
 
     assert told == (
         "the sink sql needs the module sqlalchemy; pip install 'spark-event-router[sql]', here and on every node"

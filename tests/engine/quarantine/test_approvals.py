@@ -11,11 +11,10 @@ from click.testing import CliRunner, Result
 from deltalake import CommitProperties, Transaction, write_deltalake
 
 import router.cli
-from router.config.loader import load_config
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.quarantine.table import Place, list_quarantined, pending_releases
-from router.registry import load_registry
+from tests.configurations import write_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,9 +41,7 @@ TIME = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    path = tmp_path / "games.yaml"
-    path.write_text(YAML.format(folder=tmp_path))
-    return load_config(path, load_registry(), environ={}).config
+    return write_config(tmp_path, YAML.format(folder=tmp_path))
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from router.engine.status.metrics_page import metrics_page
 from router.engine.status.snapshot import QuarantineStatus
 from router.engine.views.note import Note, ViewTarget
 from router.registry import load_registry
+from tests.configurations import write_config
 from tests.engine.promtool import NEEDS_PROMTOOL, promtool
 
 ROOT = Path(__file__).parents[3]
@@ -41,12 +42,10 @@ HOSTILE = 'silver.a"b\\\nrouter_state{state="failed"} 1'
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> StatusBoard:
+def full_board(tmp_path: Path) -> StatusBoard:
     """Return a board that knows something for every metric, with names that would end a line or a label."""
     made = StatusBoard("games")
-    file = tmp_path / "expected.yaml"
-    file.write_text(EXPECTED)
-    made.note_configuration(load_config(file, load_registry(), environ={}).config)
+    made.note_configuration(write_config(tmp_path, EXPECTED))
     made.enter_state("running")
     made.source_is_at({("events", 0): 25}, {("events", 0): 30})
     made.note_report(BatchReport("games", 0, 10, 9, 1, 2, 3, 2, 4, {"land": 1.5}, routes={HOSTILE: {"landed": 6}}))
@@ -77,9 +76,9 @@ def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
     return found
 
 
-def test_every_metric_has_its_help_and_type(board: StatusBoard) -> None:
+def test_every_metric_has_its_help_and_type(full_board: StatusBoard) -> None:
     """Without it a monitor shows a number, and nobody knows of what."""
-    text = metrics_text(board.snapshot(), 500).decode()
+    text = metrics_text(full_board.snapshot(), 500).decode()
     for metric in METRICS:
         assert f"# HELP {metric.name} " in text
         kind = "gauge" if metric.kind == "info" else metric.kind
@@ -88,9 +87,9 @@ def test_every_metric_has_its_help_and_type(board: StatusBoard) -> None:
     assert families == {metric.name for metric in METRICS}
 
 
-def test_the_labels_are_those_of_the_page(board: StatusBoard) -> None:
+def test_the_labels_are_those_of_the_page(full_board: StatusBoard) -> None:
     """Without it a query by the page finds nothing."""
-    found = samples(metrics_text(board.snapshot(), 500).decode())
+    found = samples(metrics_text(full_board.snapshot(), 500).decode())
     for metric in METRICS:
         if metric.name.startswith("router_table_"):
             continue
@@ -98,9 +97,9 @@ def test_the_labels_are_those_of_the_page(board: StatusBoard) -> None:
         assert {tuple(sorted(labels)) for labels, _ in found[name]} == {tuple(sorted(metric.labels))}, name
 
 
-def test_what_a_board_learns_is_measured(board: StatusBoard) -> None:
+def test_what_a_board_learns_is_measured(full_board: StatusBoard) -> None:
     """Without it an alert about an API, an outbox or the quarantine never fires."""
-    found = samples(metrics_text(board.snapshot(), 2).decode())
+    found = samples(metrics_text(full_board.snapshot(), 2).decode())
     letters = {labels["stage"]: value for labels, value in found["router_dead_letters_total"]}
     assert (letters["schema"], letters["decode"], letters["apply"]) == (3, 4, 1)
     assert letters["match"] == 0, "a series that begins with its first letter has no increase"
@@ -121,9 +120,9 @@ def test_what_a_board_learns_is_measured(board: StatusBoard) -> None:
 
 @NEEDS_PROMTOOL
 @pytest.mark.parametrize("known", [True, False], ids=["all", "start"])
-def test_prometheus_finds_nothing_wrong_with_the_metrics(board: StatusBoard, known: bool) -> None:
+def test_prometheus_finds_nothing_wrong_with_the_metrics(full_board: StatusBoard, known: bool) -> None:
     """Without it a scrape is dropped as a whole for one bad line."""
-    snapshot = board.snapshot() if known else StatusBoard("games").snapshot()
+    snapshot = full_board.snapshot() if known else StatusBoard("games").snapshot()
     assert promtool("check", "metrics", text=metrics_text(snapshot, 500).decode()) == ""
 
 
@@ -132,7 +131,7 @@ def test_the_page_has_the_metrics_of_now() -> None:
     assert (ROOT / "docs" / "reference" / "metrics.md").read_text() == metrics_page()
 
 
-def test_series_of_tables_can_be_none(board: StatusBoard, tmp_path: Path) -> None:
+def test_series_of_tables_can_be_none(full_board: StatusBoard, tmp_path: Path) -> None:
     """Without it a stream with a table for each customer names its customers to a monitor."""
     file = tmp_path / "games.yaml"
     file.write_text(
@@ -141,5 +140,5 @@ def test_series_of_tables_can_be_none(board: StatusBoard, tmp_path: Path) -> Non
         "metrics: {tables_at_most: 0}\n"
     )
     at_most = load_config(file, load_registry(), environ={}).config.metrics.tables_at_most
-    found = samples(metrics_text(board.snapshot(), at_most).decode())
+    found = samples(metrics_text(full_board.snapshot(), at_most).decode())
     assert [labels for labels, _ in found["router_quarantined_rows"]] == [{"table": OTHERS}]

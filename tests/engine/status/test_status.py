@@ -10,22 +10,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import requests
-from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr, ValidationError
 
-from router.api.parts import BatchReport
 from router.api.sinks import ApiState, Applied
 from router.config.models import Metrics, Ui
-from router.delta.commit import TableCommit
-from router.delta.staged_files import StagedFile
 from router.engine.balance import Partition
 from router.engine.checkpoint_store import Manifest
 from router.engine.land.record_ages import BatchAges
 from router.engine.status import board as board_module
 from router.engine.status.board import StatusBoard
-from router.engine.status.metrics import OTHERS, metrics_text
+from router.engine.status.metrics import OTHERS
 from router.engine.status.server import StatusServer
 from router.engine.stream import _by_partition, _records_behind
+from tests.engine.status.boards import batch_report, fetch, landed_manifest, metric_samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,33 +32,10 @@ if TYPE_CHECKING:
 ANY_PORT = "127.0.0.1:0"
 
 
-def manifest(batch: int, *tables: str, quarantined: dict[str, str] | None = None) -> Manifest:
-    """Return a batch that brought three rows into each table, and read offsets up to 10 times its number."""
-    works = []
-    for table in tables:
-        file = StagedFile("r/s", table, f"{table.replace('.', '/')}/part-0.parquet", 10, 3, ("a",), "{}")
-        works.append(TableCommit("r/s", table, f"games:run/r/s/{table}", batch, (file,), "{}"))
-    last = 10 * (batch + 1) - 1
-    part = Partition("events", 0, 0, last, 10, 0, 0, 0, {"r": 3}, {}, {}, {}, {"r/s": 3}, {}, {})
-    return Manifest(batch, "configuration", ("r/s",), tuple(works), (part,), quarantined=quarantined or {})
-
-
 def batch_of(batch: int, landed: int) -> Manifest:
     """Return a batch that has put rows into the outbox of r/api."""
     part = Partition("events", 0, 0, 0, landed, 0, 0, 0, {"r": landed}, {}, {}, {}, {"r/api": landed}, {}, {})
     return Manifest(batch, "configuration", ("r/api",), (), (part,))
-
-
-def report(batch: int) -> BatchReport:
-    seconds = {"land": 1.5, "commit": 0.04}
-    return BatchReport("games", batch, 10, 9, 1, 2, 3, 2, 4, seconds, routes={"r": {"matched": 7, "landed": 6}})
-
-
-@pytest.fixture
-def board() -> StatusBoard:
-    made = StatusBoard("games")
-    made.enter_state("running")
-    return made
 
 
 @pytest.fixture
@@ -70,31 +44,15 @@ def server(board: StatusBoard) -> Iterator[StatusServer]:
         yield made
 
 
-def get(server: StatusServer, path: str, **headers: str) -> requests.Response:
-    assert server.address is not None
-    host, port = server.address
-    return requests.get(f"http://{host}:{port}{path}", headers=headers, timeout=10)
-
-
-def samples(board: StatusBoard, at_most: int = 500) -> dict[tuple[str, str], float]:
-    """Return the metrics by name and labels, as a client of Prometheus reads them."""
-    found: dict[tuple[str, str], float] = {}
-    for family in text_string_to_metric_families(metrics_text(board.snapshot(), at_most).decode()):
-        for sample in family.samples:
-            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
-            found[sample.name, labels] = sample.value
-    return found
-
-
 def test_a_batch_is_seen_in_status_and_metrics(board: StatusBoard, server: StatusServer) -> None:
     """Without it nobody sees how fast a stream is, or that a table has got nothing since yesterday."""
-    board.carried_out(manifest(0, "silver.uno", "silver.go"), {"r/api": Applied(2, 1)}, {})
-    board.note_report(report(0))
-    board.carried_out(manifest(1, "silver.uno"), {}, {})
-    board.note_report(report(1))
+    board.carried_out(landed_manifest(0, "silver.uno", "silver.go"), {"r/api": Applied(2, 1)}, {})
+    board.note_report(batch_report(0))
+    board.carried_out(landed_manifest(1, "silver.uno"), {}, {})
+    board.note_report(batch_report(1))
     board.source_is_at({}, {("events", 0): 25, ("events", 1): 8})
 
-    said = get(server, "/api/status").json()
+    said = fetch(server, "/api/status").json()
     assert (said["state"], said["words"], said["lag"]) == ("running", "running, 5 records behind", 5)
     assert {table["table"]: (table["rows"], table["batch"]) for table in said["tables"]} == {
         "silver.uno": (6, 1),
@@ -105,7 +63,7 @@ def test_a_batch_is_seen_in_status_and_metrics(board: StatusBoard, server: Statu
         (0, 20, 5),
         (1, None, None),
     ], "where a partition was never read its lag is not known"
-    metrics = samples(board)
+    metrics = metric_samples(board)
     assert metrics["router_records_total", "outcome=read"] == 20
     assert metrics["router_records_total", "outcome=dead_letters"] == 6
     assert metrics["router_route_rows_total", "outcome=landed,route=r"] == 12
@@ -187,20 +145,22 @@ def test_freshness_is_the_age_when_the_commit_ended(board: StatusBoard, monkeypa
     board.note_batch_step(0, "commit", 3, 3)
     monkeypatch.setattr(board_module.time, "time", lambda: now + 3600)
     quarantined = {"r/s/silver.bad": "no rights"}
-    board.carried_out(manifest(0, "silver.uno", "silver.go", "silver.bad", quarantined=quarantined), {}, quarantined)
+    board.carried_out(
+        landed_manifest(0, "silver.uno", "silver.go", "silver.bad", quarantined=quarantined), {}, quarantined
+    )
 
     newest = {table.table: table.newest_record for table in board.snapshot().tables}
     assert newest == {"silver.uno": now - 40, "silver.go": now - 400, "silver.bad": None}
     freshness = board.snapshot().freshness
     assert freshness is not None
     assert freshness.counts[-2:] == (3, 40 + 400 + 400 + 3 * 25), "an API that is slow makes no table less fresh"
-    metrics = samples(board)
+    metrics = metric_samples(board)
     assert metrics["router_freshness_seconds_count", ""] == 3
     assert metrics["router_freshness_seconds_bucket", "le=30.0"] == 0
     assert metrics["router_freshness_seconds_bucket", "le=300.0"] == 1
     assert metrics["router_table_newest_record_timestamp_seconds", "table=silver.go"] == now - 400
 
-    board.carried_out(manifest(1, "silver.uno"), {}, {})
+    board.carried_out(landed_manifest(1, "silver.uno"), {}, {})
     assert board.snapshot().freshness == freshness, "a batch that another process has staged has no ages"
     assert freshness.recent == freshness.counts
     monkeypatch.setattr(board_module, "FRESH_SECONDS", 300.0)
@@ -212,12 +172,12 @@ def test_freshness_is_the_age_when_the_commit_ended(board: StatusBoard, monkeypa
 def test_a_blocked_table_is_named_until_it_can_be_written(board: StatusBoard) -> None:
     """Without it rows are quarantined for a week before somebody looks."""
     blocked = {"r/s/silver.uno": "its log is damaged"}
-    board.carried_out(manifest(0, "silver.uno", quarantined=blocked), {}, blocked)
+    board.carried_out(landed_manifest(0, "silver.uno", quarantined=blocked), {}, blocked)
     (table,) = board.snapshot().tables
     assert (table.blocked, table.rows) == ("its log is damaged", 0)
-    assert samples(board)["router_blocked_tables", ""] == 1
+    assert metric_samples(board)["router_blocked_tables", ""] == 1
 
-    board.carried_out(manifest(1, "silver.uno"), {}, {})
+    board.carried_out(landed_manifest(1, "silver.uno"), {}, {})
     (table,) = board.snapshot().tables
     assert (table.blocked, table.rows) == ("", 3)
 
@@ -228,29 +188,29 @@ def test_a_wait_has_a_cause_until_a_batch_goes_on(board: StatusBoard, server: St
     since = board.snapshot().since
     board.enter_state("waiting", "no broker answers at 127.0.0.1:9092")
     assert board.snapshot().since == since, "it waits since the first try"
-    assert get(server, "/healthz").status_code == 200, "what it waits for has a name"
-    assert get(server, "/readyz").status_code == 503
-    assert "no broker answers" in get(server, "/healthz").text
+    assert fetch(server, "/healthz").status_code == 200, "what it waits for has a name"
+    assert fetch(server, "/readyz").status_code == 503
+    assert "no broker answers" in fetch(server, "/healthz").text
 
     board.note_batch_step(3, "land", 0, 1)
     assert (board.snapshot().state, board.snapshot().cause) == ("running", "")
-    assert get(server, "/readyz").status_code == 200
+    assert fetch(server, "/readyz").status_code == 200
 
 
 def test_a_stream_that_makes_no_step_is_unhealthy(board: StatusBoard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a stream whose JVM is stuck is never restarted."""
     board.note_batch_step(3, "land", 0, 1)
     with StatusServer(board, Ui(address=ANY_PORT, stuck_after="10 min"), Metrics()) as server:
-        assert get(server, "/healthz").status_code == 200
+        assert fetch(server, "/healthz").status_code == 200
         now = board_module.time.time()
         monkeypatch.setattr("router.engine.status.server.time.time", lambda: now + 601)
-        answer = get(server, "/healthz")
+        answer = fetch(server, "/healthz")
         assert answer.status_code == 503
         assert "batch 3, land" in answer.text
-        assert get(server, "/readyz").status_code == 503
+        assert fetch(server, "/readyz").status_code == 503
         monkeypatch.undo()
         board.enter_state("failed", "the batch does not balance")
-        assert get(server, "/healthz").status_code == 503
+        assert fetch(server, "/healthz").status_code == 503
 
 
 def test_warnings_are_kept_and_escaped(board: StatusBoard) -> None:
@@ -280,21 +240,21 @@ def test_a_name_that_is_not_the_servers_is_refused(board: StatusBoard, host: str
     """Without it a page of another site reads the status by a name that points to this machine."""
     with StatusServer(board, Ui(address=ANY_PORT, hosts=("games.example.org",)), Metrics()) as server:
         for path in ("/api/status", "/metrics"):
-            assert get(server, path, Host=host).status_code == status
-        assert get(server, "/healthz", Host=host).status_code == 200, "whoever probes a container knows no name"
+            assert fetch(server, path, Host=host).status_code == status
+        assert fetch(server, "/healthz", Host=host).status_code == 200, "whoever probes a container knows no name"
 
 
 def test_nothing_but_health_is_read_without_the_token(board: StatusBoard) -> None:
     """Without it everybody in the network reads which tables there are."""
     with StatusServer(board, Ui(address=ANY_PORT, token=SecretStr("s3cret")), Metrics()) as server:
         for path in ("/api/status", "/metrics"):
-            assert get(server, path).status_code == 401
-            assert get(server, path, Authorization="Bearer s3cre").status_code == 401
-            assert get(server, path, Authorization="s3cret").status_code == 401
-            assert get(server, f"{path}?token=s3cret").status_code == 401
-            assert get(server, path, Authorization="Bearer s3cret").status_code == 200
-        assert get(server, "/healthz").status_code == 200
-        assert get(server, "/readyz").status_code == 200
+            assert fetch(server, path).status_code == 401
+            assert fetch(server, path, Authorization="Bearer s3cre").status_code == 401
+            assert fetch(server, path, Authorization="s3cret").status_code == 401
+            assert fetch(server, f"{path}?token=s3cret").status_code == 401
+            assert fetch(server, path, Authorization="Bearer s3cret").status_code == 200
+        assert fetch(server, "/healthz").status_code == 200
+        assert fetch(server, "/readyz").status_code == 200
 
 
 def test_only_get_is_answered_and_nothing_is_stored(server: StatusServer) -> None:
@@ -302,8 +262,8 @@ def test_only_get_is_answered_and_nothing_is_stored(server: StatusServer) -> Non
     assert server.address is not None
     address = "http://{}:{}/api/status".format(*server.address)
     assert requests.post(address, timeout=10).status_code == 405
-    assert get(server, "/nothing").status_code == 404
-    answer = get(server, "/api/status")
+    assert fetch(server, "/nothing").status_code == 404
+    answer = fetch(server, "/api/status")
     assert answer.headers["Cache-Control"] == "no-store"
     assert "Access-Control-Allow-Origin" not in answer.headers
 
@@ -333,8 +293,8 @@ def test_an_address_that_others_reach_needs_a_token() -> None:
 def test_series_of_tables_are_bounded(board: StatusBoard) -> None:
     """Without it a monitor ends for want of memory at a stream with tables by the thousand."""
     for batch in range(5):
-        board.carried_out(manifest(batch, f"silver.t{batch}"), {}, {})
-    metrics = samples(board, at_most=2)
+        board.carried_out(landed_manifest(batch, f"silver.t{batch}"), {}, {})
+    metrics = metric_samples(board, at_most=2)
     rows = {labels: value for (name, labels), value in metrics.items() if name == "router_table_rows_total"}
     assert rows == {"table=silver.t4": 3, "table=silver.t3": 3, f"table={OTHERS}": 9}
 
@@ -342,8 +302,8 @@ def test_series_of_tables_are_bounded(board: StatusBoard) -> None:
 def test_hostile_names_stay_labels(board: StatusBoard) -> None:
     """Without it a name from the data writes series of its own."""
     name = 'silver.a"b\nrouter_state{state="failed"} 1'
-    board.carried_out(manifest(0, name), {}, {})
-    metrics = samples(board)
+    board.carried_out(landed_manifest(0, name), {}, {})
+    metrics = metric_samples(board)
     assert metrics["router_table_rows_total", f"table={name}"] == 3
     assert metrics["router_state", "state=failed"] == 0
 

@@ -16,7 +16,6 @@ from deltalake import write_deltalake
 
 from router import ApiState, StartError
 from router.api.sinks import Applied
-from router.config.loader import load_config
 from router.config.models import KafkaSource, Metrics, Ui
 from router.delta.commit import TableCommit
 from router.delta.lake import Lake
@@ -33,8 +32,8 @@ from router.engine.status.file_reader import StatusFileReader
 from router.engine.status.server import StatusServer
 from router.engine.status.snapshot import VALUE_LETTERS
 from router.engine.status.source_ends import SourceEnds
-from router.registry import load_registry
-from tests.engine.status.test_status import get
+from tests.configurations import write_config
+from tests.engine.status.boards import fetch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,21 +58,19 @@ NOW = datetime.now(timezone.utc)
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    file = tmp_path / "games.yaml"
-    file.write_text(TEXT.format(folder=tmp_path))
-    return load_config(file, load_registry(), environ={}).config
+    return write_config(tmp_path, TEXT.format(folder=tmp_path))
 
 
 @pytest.fixture
-def board() -> StatusBoard:
+def file_board() -> StatusBoard:
     made = StatusBoard("games")
     made.read_files()
     return made
 
 
 @pytest.fixture
-def reader(board: StatusBoard, config: Config) -> StatusFileReader:
-    return StatusFileReader(board, config)
+def reader(file_board: StatusBoard, config: Config) -> StatusFileReader:
+    return StatusFileReader(file_board, config)
 
 
 def staged(lake: Lake, target: str, table: str, schema: pa.Schema, rows: list[dict[str, Any]]) -> TableCommit:
@@ -92,57 +89,57 @@ def manifest(*works: TableCommit, landed: int = 0) -> Manifest:
     return Manifest(0, "configuration", ("games/rest",), works, (part,))
 
 
-def test_dead_letters_are_counted_by_their_cause(board: StatusBoard, reader: StatusFileReader, lake: Lake) -> None:
+def test_dead_letters_are_counted_by_their_cause(file_board: StatusBoard, reader: StatusFileReader, lake: Lake) -> None:
     """Without it an operator sees that 2 000 records were refused, and not what to correct."""
     refused = {"stage": "schema", "reason": "amount: double, the table has string", "route": "games", "sink": "delta"}
     yesterday = datetime.now(timezone.utc) - timedelta(days=1)
     broken = {"stage": "decode", "reason": "no JSON\x1b[31m", "timestamp": yesterday}
-    board.carried_out(
+    file_board.carried_out(
         manifest(staged(lake, "/dead_letters", "ops.dead", DEAD_SCHEMA, [refused, refused, broken])), {}, {}
     )
     gone = staged(lake, "/dead_letters", "ops.dead", DEAD_SCHEMA, [broken, broken])
     lake.delete(gone.files[0].path)
-    board.carried_out(manifest(gone), {}, {})
-    board.carried_out(manifest(), {"games/rest": Applied(0, 4)}, {})
+    file_board.carried_out(manifest(gone), {}, {})
+    file_board.carried_out(manifest(), {"games/rest": Applied(0, 4)}, {})
     reader.read_changes()
 
-    found = {(one.stage, one.route, one.reason): one.count for one in board.snapshot().dead_letters}
+    found = {(one.stage, one.route, one.reason): one.count for one in file_board.snapshot().dead_letters}
     assert found == {
         ("schema", "games", "amount: double, the table has string"): 2,
         ("decode", "", "no JSON\\x1b[31m"): 1,
         ("unknown", "", None): 2,
         ("apply", "games", None): 4,
     }, "those of a file that maintenance has removed are counted, and those that an API refused"
-    last = {one.stage: one.last for one in board.snapshot().dead_letters}
+    last = {one.stage: one.last for one in file_board.snapshot().dead_letters}
     assert last["decode"] == pytest.approx(yesterday.timestamp(), abs=1), "the time of the record"
-    assert board.snapshot().read["dead_letters"] == pytest.approx(time.time(), abs=60)
+    assert file_board.snapshot().read["dead_letters"] == pytest.approx(time.time(), abs=60)
 
 
-def test_dead_letters_of_sinks_are_rows_of_their_table(board: StatusBoard, config: Config, lake: Lake) -> None:
+def test_dead_letters_of_sinks_are_rows_of_their_table(file_board: StatusBoard, config: Config, lake: Lake) -> None:
     """Without it one page has two numbers of dead letters, and nobody knows which is right."""
-    board.note_configuration(config)
+    file_board.note_configuration(config)
     letter = {"stage": "decode", "reason": "no JSON"}
-    board.carried_out(manifest(staged(lake, "/dead_letters", "ops.dead", DEAD_SCHEMA, [letter])), {}, {})
-    board.note_sent("games/rest", Applied(5, 3))
-    (table,) = board.snapshot().tables
+    file_board.carried_out(manifest(staged(lake, "/dead_letters", "ops.dead", DEAD_SCHEMA, [letter])), {}, {})
+    file_board.note_sent("games/rest", Applied(5, 3))
+    (table,) = file_board.snapshot().tables
     assert (table.table, table.rows, table.target) == ("ops.dead", 4, "/dead_letters")
 
 
-def test_reasons_are_bounded(board: StatusBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasons_are_bounded(file_board: StatusBoard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a reason that has data in it fills the driver's memory."""
     monkeypatch.setattr(board_module, "_REASONS", 2)
-    board.dead_letters_are({("decode", "", "", f"reason {number}"): 1 for number in range(5)})
-    found = {one.reason: one.count for one in board.snapshot().dead_letters}
+    file_board.dead_letters_are({("decode", "", "", f"reason {number}"): 1 for number in range(5)})
+    found = {one.reason: one.count for one in file_board.snapshot().dead_letters}
     assert found == {"reason 0": 1, "reason 1": 1, None: 3}
 
 
 def test_quarantined_rows_are_read_when_they_change(
-    board: StatusBoard, reader: StatusFileReader, lake: Lake, monkeypatch: pytest.MonkeyPatch
+    file_board: StatusBoard, reader: StatusFileReader, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it rows wait for an approval, and nobody is asked for it."""
     monkeypatch.setattr("router.engine.status.file_reader.QUARANTINE_SECONDS", 0.0)
     reader.read_changes()
-    assert board.snapshot().quarantined == ()
+    assert file_board.snapshot().quarantined == ()
 
     row = {"_table": "silver.uno", "_query": "games:run", "_batch_id": 3, "_cause": None}
     own = [*QUARANTINE_COLUMNS.items(), ("_timestamp", pa.timestamp("us", "UTC"))]
@@ -150,7 +147,7 @@ def test_quarantined_rows_are_read_when_they_change(
     rows = [{**row, "_timestamp": NOW, "amount": "x"}, {**row, "_timestamp": NOW - timedelta(hours=1), "amount": "y"}]
     write_deltalake(lake.address("quarantine.games__games__tables"), pa.Table.from_pylist(rows, schema))
     reader.read_changes()
-    (waiting,) = board.snapshot().quarantined
+    (waiting,) = file_board.snapshot().quarantined
     assert (waiting.table, waiting.rows, waiting.waits_for) == ("silver.uno", 2, "approval")
     assert waiting.oldest == pytest.approx(NOW.timestamp() - 3600, abs=0.001)
 
@@ -160,7 +157,9 @@ def test_quarantined_rows_are_read_when_they_change(
     assert opened == [], "what has not changed is not read again"
 
 
-def test_an_outbox_has_its_rows_of_before_the_start(board: StatusBoard, reader: StatusFileReader, lake: Lake) -> None:
+def test_an_outbox_has_its_rows_of_before_the_start(
+    file_board: StatusBoard, reader: StatusFileReader, lake: Lake
+) -> None:
     """Without it a restart hides that rows wait since yesterday."""
 
     def booked(backlog: int, hours_ago: float) -> dict[str, Any]:
@@ -170,23 +169,23 @@ def test_an_outbox_has_its_rows_of_before_the_start(board: StatusBoard, reader: 
 
     rows = [booked(10, 30), booked(20, 20), booked(5, 10), booked(-15, 9)]
     write_deltalake(lake.address("ops.ledger"), pa.Table.from_pylist(rows, LEDGER))
-    board.carried_out(manifest(landed=7), {"games/rest": Applied(0, 0)}, {})
+    file_board.carried_out(manifest(landed=7), {"games/rest": Applied(0, 0)}, {})
     reader.read_changes()
-    (sink,) = board.snapshot().sinks
+    (sink,) = file_board.snapshot().sinks
     assert sink.backlog == 27
     assert sink.oldest == pytest.approx((NOW - timedelta(hours=20)).timestamp(), abs=0.001)
 
-    board.note_sent("games/rest", Applied(15, 0))
-    (sink,) = board.snapshot().sinks
+    file_board.note_sent("games/rest", Applied(15, 0))
+    (sink,) = file_board.snapshot().sinks
     assert (sink.backlog, sink.applied) == (12, 15)
     assert sink.oldest == pytest.approx((NOW - timedelta(hours=10)).timestamp(), abs=0.001)
-    board.note_sent("games/rest", Applied(12, 0))
-    (sink,) = board.snapshot().sinks
+    file_board.note_sent("games/rest", Applied(12, 0))
+    (sink,) = file_board.snapshot().sinks
     assert (sink.backlog, sink.oldest) == (0, None)
 
 
 def test_a_position_is_known_before_the_first_batch(
-    board: StatusBoard, reader: StatusFileReader, config: Config
+    file_board: StatusBoard, reader: StatusFileReader, config: Config
 ) -> None:
     """Without it the lag is unknown for as long as the first batch of a restart takes."""
     checkpoint = Lake.at(config.checkpoint_path())
@@ -195,41 +194,41 @@ def test_a_position_is_known_before_the_first_batch(
         checkpoint.write(f"spark/offsets/{number}", note.encode())
     checkpoint.write("spark/commits/0", b"v1\n{}")
     reader.read_changes()
-    (partition,) = board.snapshot().partitions
+    (partition,) = file_board.snapshot().partitions
     assert partition.position == 5, "batch 1 has begun, and is not processed"
 
 
-def test_the_state_of_an_api_is_asked(board: StatusBoard, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_of_an_api_is_asked(file_board: StatusBoard, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it nobody sees why an outbox grows, or minutes later: storage that is slow to read delays no answer."""
     monkeypatch.setattr("router.engine.status.api_states._API_LOOK_SECONDS", 0.02)
     answer: list[ApiState | None] = [None]
     monkeypatch.setattr("router_rest.limits.lease_server.api_state", lambda limit: answer[0])
-    with ApiStates(config, board):
-        assert board.snapshot().sinks == (), "nothing was sent yet"
+    with ApiStates(config, file_board):
+        assert file_board.snapshot().sinks == (), "nothing was sent yet"
         answer[0] = ApiState(True, 0.75)
         deadline = time.monotonic() + 20
-        while not board.snapshot().sinks:
+        while not file_board.snapshot().sinks:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-    (sink,) = board.snapshot().sinks
+    (sink,) = file_board.snapshot().sinks
     assert (sink.sink, sink.circuit_open, sink.limit_used) == ("rest", True, 0.75)
 
 
 @pytest.mark.parametrize("shows_records", [False, True], ids=["by default", "samples: true"])
 def test_records_are_shown_only_if_the_configuration_says_so(
-    board: StatusBoard, config: Config, lake: Lake, shows_records: bool
+    file_board: StatusBoard, config: Config, lake: Lake, shows_records: bool
 ) -> None:
     """Without it whoever reaches the page reads what players have written, or nobody sees what cannot be decoded."""
     letters = []
     for offset, value in enumerate((b"first", None, b"\xff{\x1b[31m" + b"x" * 100_000)):
         record = {"topic": "t", "partition": 1, "offset": offset, "value": value}
         letters.append({"stage": "decode", "reason": "no JSON", **record})
-    board.carried_out(manifest(staged(lake, "/dead_letters", "ops.dead", DEAD_SCHEMA, letters)), {}, {})
+    file_board.carried_out(manifest(staged(lake, "/dead_letters", "ops.dead", DEAD_SCHEMA, letters)), {}, {})
     shown = config.model_copy(update={"ui": Ui(samples=shows_records)})
-    StatusFileReader(board, shown).read_changes()
+    StatusFileReader(file_board, shown).read_changes()
 
-    with StatusServer(board, Ui(address="127.0.0.1:0"), Metrics()) as server:
-        answer = get(server, "/api/status?samples=true")
+    with StatusServer(file_board, Ui(address="127.0.0.1:0"), Metrics()) as server:
+        answer = fetch(server, "/api/status?samples=true")
     (found,) = answer.json()["dead_letters"]
     assert found["count"] == 3
     if not shows_records:
@@ -244,25 +243,25 @@ def test_records_are_shown_only_if_the_configuration_says_so(
     assert before["value"] == "", "a record may have no value"
 
 
-def test_last_answers_are_those_of_a_minute(board: StatusBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_answers_are_those_of_a_minute(file_board: StatusBoard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it an API that answers 503 since ten minutes looks well, for it has taken a million calls before."""
     readings = [(0, 100, 0), (30, 160, 0), (61, 170, 2), (100, 170, 9)]
     seen = []
     for seconds, ok, failed in readings:
         monkeypatch.setattr(board_module.time, "time", lambda seconds=seconds: 1_700_000_000.0 + seconds)
-        board.api_is("games/rest", ApiState(False, None, {"ok": ok, "failed": failed}))
-        (sink,) = board.snapshot().sinks
+        file_board.api_is("games/rest", ApiState(False, None, {"ok": ok, "failed": failed}))
+        (sink,) = file_board.snapshot().sinks
         seen.append(sink.last_answers)
     assert seen == [{"ok": 0, "failed": 0}, {"ok": 60, "failed": 0}, {"ok": 70, "failed": 2}, {"ok": 10, "failed": 9}]
     assert sink.answers == {"ok": 170, "failed": 9}
 
 
-def test_the_newest_answer_about_an_end_counts(board: StatusBoard) -> None:
+def test_the_newest_answer_about_an_end_counts(file_board: StatusBoard) -> None:
     """Without it the lag jumps back to that of the last batch whenever Spark reports one."""
-    board.source_is_at({("t", 0): 10}, {("t", 0): 50}, read=200.0)
-    board.source_is_at({("t", 0): 20}, {("t", 0): 30}, read=100.0)
-    board.source_is_at({("t", 0): 15}, {})
-    (partition,) = board.snapshot().partitions
+    file_board.source_is_at({("t", 0): 10}, {("t", 0): 50}, read=200.0)
+    file_board.source_is_at({("t", 0): 20}, {("t", 0): 30}, read=100.0)
+    file_board.source_is_at({("t", 0): 15}, {})
+    (partition,) = file_board.snapshot().partitions
     assert (partition.position, partition.end, partition.read, partition.lag) == (20, 50, 200.0, 30)
 
 
@@ -327,20 +326,20 @@ def test_the_error_about_a_bad_option_has_no_secret() -> None:
     assert "s3cret" not in str(caught.value)
 
 
-def test_ends_are_asked_while_no_batch_runs(board: StatusBoard, broker: EmbeddedKafka) -> None:
+def test_ends_are_asked_while_no_batch_runs(file_board: StatusBoard, broker: EmbeddedKafka) -> None:
     """Without it the lag stands still for as long as a stream waits for its storage."""
     topic = "status-ends"
     broker.create_topic(topic)
     producer = Producer({"bootstrap.servers": broker.servers})
     source = KafkaSource(servers=broker.servers, pattern="status-en.s")
-    board.source_is_at({(topic, 0): 0}, {})
-    with SourceEnds(board, source, seconds=0.05):
+    file_board.source_is_at({(topic, 0): 0}, {})
+    with SourceEnds(file_board, source, seconds=0.05):
         for expected in (0, 3):
             for _ in range(expected):
                 producer.produce(topic, b"x")
             assert producer.flush(30) == 0
             deadline = time.monotonic() + 30
-            while board.snapshot().lag != expected:
-                assert time.monotonic() < deadline, board.snapshot().partitions
+            while file_board.snapshot().lag != expected:
+                assert time.monotonic() < deadline, file_board.snapshot().partitions
                 time.sleep(0.02)
-    assert replace(board.snapshot().partitions[0], read=None).end == 3
+    assert replace(file_board.snapshot().partitions[0], read=None).end == 3

@@ -21,7 +21,7 @@ from router.engine.status.summary import stream_summary
 from router.engine.stream import RunOptions, run
 from router.errors import RouterError, ViewError
 from router.registry import load_registry
-from tests.engine.status.test_webhook import receiving
+from tests.engine.status.receiver import run_receiver
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -151,7 +151,7 @@ def test_a_run_that_fails_says_why(folder: Path, spark: SparkSession) -> None:
     board = StatusBoard("games")
     file = folder / "games.yaml"
     registry = load_registry(())
-    with receiving() as receiver:
+    with run_receiver() as receiver:
         text = YAML.format(folder=folder, otherwise="fail", sink=SINKS["tables"])
         file.write_text(f'{text}on_failure: {{webhook: "{receiver.url}"}}\n')
         with pytest.raises(RouterError):
@@ -178,7 +178,7 @@ def test_an_api_that_is_down_is_told_without_ui(folder: Path, spark: SparkSessio
     file = folder / "games.yaml"
     registry = load_registry(())
     stop = threading.Event()
-    with receiving() as receiver, ThreadPoolExecutor(1) as pool:
+    with run_receiver() as receiver, ThreadPoolExecutor(1) as pool:
         file.write_text(f'{text}on_failure: {{webhook: "{receiver.url}"}}\n')
         options = RunOptions(status=StatusBoard("games"), stop=stop)
         running = pool.submit(run, load_config(file, registry, environ={}), registry, spark, options)

@@ -17,26 +17,20 @@ from pydantic import SecretStr
 
 from router.config.models import Metrics, Ui
 from router.engine.status import events as events_module
-from router.engine.status.board import StatusBoard
 from router.engine.status.events import PAGES
 from router.engine.status.page import ASSETS
 from router.engine.status.server import StatusServer
-from tests.engine.status.test_status import get, manifest, report
+from tests.engine.status.boards import batch_report, fetch, landed_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from router.engine.status.board import StatusBoard
 
 ANY_PORT = "127.0.0.1:0"
 TOKEN = "s3cret <token>"
 HOSTILE = 'silver.<img src=x onerror="alert(1)">\n\ndata: {}\x1b[31m\u202e\ud800'
 MOST_LINES = 850
-
-
-@pytest.fixture
-def board() -> StatusBoard:
-    made = StatusBoard("games")
-    made.enter_state("running")
-    return made
 
 
 @pytest.fixture
@@ -78,13 +72,13 @@ def log_in(server: StatusServer, token: str, **headers: str) -> requests.Respons
 @pytest.mark.parametrize("path", ASSETS)
 def test_the_page_runs_no_script_but_its_own(server: StatusServer, path: str) -> None:
     """Without it a name from the data that gets into the page runs as a script there."""
-    answer = get(server, path)
+    answer = fetch(server, path)
     assert answer.status_code == 200
     policy = answer.headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy
     assert "script-src 'self'; style-src 'self'" in policy
     assert "unsafe" not in policy
-    assert get(server, path, Host="evil.example.org").status_code == 421
+    assert fetch(server, path, Host="evil.example.org").status_code == 421
     # What the policy forbids would be missing in the page.
     inline = re.search(
         r"<script(?![^>]*src=)|<style|\sstyle=|\son[a-z]+=\"|innerHTML|https?://(?!www\.w3\.org)", answer.text
@@ -101,7 +95,7 @@ def test_script_and_style_are_small() -> None:
 
 def test_events_have_the_snapshot_then_what_changes(board: StatusBoard, server: StatusServer) -> None:
     """Without it the page shows the state of when it was opened, or half a megabyte goes to it each second."""
-    board.carried_out(manifest(0, HOSTILE), {}, {})
+    board.carried_out(landed_manifest(0, HOSTILE), {}, {})
     with open_events(server) as response:
         assert response.headers["Content-Type"] == "text/event-stream"
         assert response.headers["Cache-Control"] == "no-store"
@@ -112,7 +106,7 @@ def test_events_have_the_snapshot_then_what_changes(board: StatusBoard, server: 
         assert [table["table"] for table in first["tables"]] == [HOSTILE], "whatever is in it stays a text of JSON"
         assert first["tables"][0]["target"] == "r/s"
 
-        board.note_report(report(0))
+        board.note_report(batch_report(0))
         began = time.monotonic()
         second = next(received)
         assert [batch["batch"] for batch in second["batches"]] == [0]
@@ -128,8 +122,8 @@ def test_commands_on_the_page_have_the_file(board: StatusBoard, server: StatusSe
     warning = "games: it cannot be read  $ router rebuild FILE silver.uno"
     board.emit(logging.LogRecord("router", logging.WARNING, __file__, 0, warning, (), None))
     hint = "it is damaged; `router quarantine release FILE`"
-    board.carried_out(manifest(0, "silver.uno"), {}, {"r/s/silver.uno": hint})
-    status = get(server, "/api/status").json()
+    board.carried_out(landed_manifest(0, "silver.uno"), {}, {"r/s/silver.uno": hint})
+    status = fetch(server, "/api/status").json()
     assert status["warnings"][0]["message"].endswith("$ router rebuild games.yaml silver.uno")
     (blocked,) = (table["blocked"] for table in status["tables"] if table["blocked"])
     assert blocked == "it is damaged; `router quarantine release games.yaml`"
@@ -156,7 +150,7 @@ def test_the_21st_page_is_refused_until_one_is_closed(server: StatusServer) -> N
 def test_a_page_that_reads_too_slowly_is_dropped(board: StatusBoard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it what a sleeping laptop has not read stays in the driver's memory."""
     monkeypatch.setattr(events_module, "SLOW_SECONDS", 0.3)
-    board.carried_out(manifest(0, *(f"silver.table_{number}_{'x' * 2000}" for number in range(5_000))), {}, {})
+    board.carried_out(landed_manifest(0, *(f"silver.table_{number}_{'x' * 2000}" for number in range(5_000))), {}, {})
     with StatusServer(board, Ui(address=ANY_PORT), Metrics()) as server:
         assert server.address is not None
         with socket.socket() as slow:
@@ -170,7 +164,7 @@ def test_a_page_that_reads_too_slowly_is_dropped(board: StatusBoard, monkeypatch
             while server._events.open_pages:
                 assert time.monotonic() < until, "it is still served"
                 time.sleep(0.1)
-        assert get(server, "/healthz").status_code == 200
+        assert fetch(server, "/healthz").status_code == 200
 
 
 def test_the_server_ends_though_pages_are_open(board: StatusBoard) -> None:
@@ -185,14 +179,14 @@ def test_the_server_ends_though_pages_are_open(board: StatusBoard) -> None:
 
 def test_a_token_is_asked_for_by_a_form(guarded: StatusServer) -> None:
     """Without it either nobody reads the page of a guarded stream, or everybody does."""
-    form = get(guarded, "/")
+    form = fetch(guarded, "/")
     assert form.status_code == 401
     assert '<form method="post" action="/login">' in form.text
     assert "default-src 'none'" in form.headers["Content-Security-Policy"]
-    assert get(guarded, "/assets/page.css").status_code == 200
+    assert fetch(guarded, "/assets/page.css").status_code == 200
     for path in ("/assets/page.js", "/api/events", "/api/status", "/metrics"):
-        assert get(guarded, path).status_code == 401
-    assert get(guarded, "/", Authorization=f"Bearer {TOKEN}").status_code == 200
+        assert fetch(guarded, path).status_code == 401
+    assert fetch(guarded, "/", Authorization=f"Bearer {TOKEN}").status_code == 200
 
 
 def test_the_cookie_of_the_login_opens_the_page(guarded: StatusServer) -> None:
@@ -206,9 +200,9 @@ def test_the_cookie_of_the_login_opens_the_page(guarded: StatusServer) -> None:
     assert "s3cret" not in cookie
     session = cookie.partition(";")[0]
     for path in ("/", "/api/status", "/metrics", "/assets/page.js"):
-        assert get(guarded, path, Cookie=session).status_code == 200
-        assert get(guarded, path, Cookie=f"{session}x").status_code == 401
-        assert get(guarded, path, Cookie=session, Host="evil.example.org").status_code == 421
+        assert fetch(guarded, path, Cookie=session).status_code == 200
+        assert fetch(guarded, path, Cookie=f"{session}x").status_code == 401
+        assert fetch(guarded, path, Cookie=session, Host="evil.example.org").status_code == 421
     with requests.get(
         f"http://{address(guarded)}/api/events", headers={"Cookie": session}, stream=True, timeout=10
     ) as response:

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import socket
-import threading
 import time
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from router.api.sinks import ApiState
-from router.config.loader import load_config
 from router.engine.status import webhook
-from router.engine.status.board import StatusBoard
 from router.engine.status.webhook import failures_reported
 from router.errors import BatchError, ConfigError
-from router.registry import load_registry
-from tests.engine.status.test_status import manifest, report
+from tests.configurations import write_config
+from tests.engine.status.boards import batch_report, landed_manifest
+from tests.engine.status.receiver import SECRET, Receiver, run_receiver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from router.config.models import Config
+    from router.engine.status.board import StatusBoard
 
-SECRET = "T00-secret"
 TEXT = """\
 name: games
 lake: lake
@@ -39,63 +34,9 @@ on_failure: {{webhook: "{url}"}}
 """
 
 
-class Receiver(ThreadingHTTPServer):
-    """A server that keeps what is sent to it. `answer` is its status, `seconds` how long it takes."""
-
-    answer = 200
-    seconds = 0.0
-
-    def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
-        super().__init__(("127.0.0.1", 0), Handler)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/services/{SECRET}"
-
-    def events(self) -> list[str]:
-        return [message["event"] for message in self.messages]
-
-    def wait_for(self, count: int, seconds: float = 20) -> None:
-        deadline = time.monotonic() + seconds
-        while len(self.messages) < count:
-            assert time.monotonic() < deadline, self.events()
-            time.sleep(0.01)
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Receiver
-
-    def do_POST(self) -> None:
-        assert self.path == f"/services/{SECRET}"
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.messages.append(json.loads(body))
-        time.sleep(self.server.seconds)
-        with suppress(OSError):  # whoever has sent it waits no longer
-            self.send_response(self.server.answer)
-            self.send_header("Location", "/elsewhere")
-            self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name of http.server
-        """Print nothing."""
-
-
-@contextmanager
-def receiving() -> Iterator[Receiver]:
-    """Run a server for as long as the block."""
-    with Receiver() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    with receiving() as server:
+    with run_receiver() as server:
         yield server
 
 
@@ -104,17 +45,8 @@ def _looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhook, "_FINDINGS_LOOK_SECONDS", 0.02)
 
 
-@pytest.fixture
-def board() -> StatusBoard:
-    made = StatusBoard("games")
-    made.enter_state("running")
-    return made
-
-
 def config(folder: Path, url: str) -> Config:
-    file = folder / "games.yaml"
-    file.write_text(TEXT.format(url=url))
-    return load_config(file, load_registry(), environ={}).config
+    return write_config(folder, TEXT.format(url=url))
 
 
 def test_a_wait_is_reported_once_and_its_end_too(tmp_path: Path, board: StatusBoard, receiver: Receiver) -> None:
@@ -130,7 +62,7 @@ def test_a_wait_is_reported_once_and_its_end_too(tmp_path: Path, board: StatusBo
         board.note_batch_step(0, "land", 0, 1)
         time.sleep(0.06)
         assert receiver.events() == ["waiting"]
-        board.note_report(report(0))
+        board.note_report(batch_report(0))
         receiver.wait_for(2)
     assert receiver.events() == ["waiting", "recovered"]
     first = receiver.messages[0]
@@ -186,9 +118,9 @@ def test_blocked_tables_are_one_message(tmp_path: Path, board: StatusBoard, rece
     tables = [f"silver.t{number:02d}" for number in range(25)]
     blocked = {f"r/s/{table}": "no rights\n" for table in tables}
     with failures_reported(config(tmp_path, receiver.url), board):
-        board.carried_out(manifest(0, *tables, quarantined=blocked), {}, blocked)
+        board.carried_out(landed_manifest(0, *tables, quarantined=blocked), {}, blocked)
         receiver.wait_for(1)
-        board.carried_out(manifest(1, *tables), {}, {})
+        board.carried_out(landed_manifest(1, *tables), {}, {})
         receiver.wait_for(2)
     assert receiver.events() == ["blocked", "recovered"]
     message = receiver.messages[0]
@@ -239,7 +171,7 @@ def test_a_receiver_that_fails_is_one_warning_without_its_address(
         while "did not get" not in caplog.text:
             assert time.monotonic() < began + 20
             time.sleep(0.01)
-        board.carried_out(manifest(0, "silver.uno", quarantined=blocked), {}, blocked)
+        board.carried_out(landed_manifest(0, "silver.uno", quarantined=blocked), {}, blocked)
     assert caplog.text.count("did not get") == 1, "once, and not for each change"
     assert str(answer or "ConnectionError") in caplog.text
     assert SECRET not in caplog.text
@@ -258,8 +190,8 @@ def test_a_slow_receiver_delays_no_batch(
         began = time.monotonic()
         for batch in range(100):
             board.note_batch_step(batch, "land", 0, 1)
-            board.carried_out(manifest(batch, "silver.uno"), {}, {})
-            board.note_report(report(batch))
+            board.carried_out(landed_manifest(batch, "silver.uno"), {}, {})
+            board.note_report(batch_report(batch))
         assert time.monotonic() - began < 0.3
         ended = time.monotonic()
     assert time.monotonic() - ended < 3
