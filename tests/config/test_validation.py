@@ -143,7 +143,7 @@ def test_topics_of_which_bronze_cannot_have_a_table_each_are_refused(loaded, fau
     text = good + "bronze: bronze.{topic}\n"
     several = text.replace("[game-events]", '[game-events, ops, "${OTHER}", b]')
 
-    assert loaded(text).config.bronze_tables().of("game-events") == "bronze.game_events"
+    assert loaded(text).config.bronze_tables().table_of("game-events") == "bronze.game_events"
     assert loaded(several, OTHER="uno").config.source.kafka.topics == ("game-events", "ops", "uno", "b")
     for other in ("game_events", "Game-Events", "a.b", "aux"):
         (problem,) = faults(several, OTHER=other)
