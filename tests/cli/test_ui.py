@@ -21,15 +21,13 @@ from router.engine.quarantine.table import PendingRelease, Place, write_pending
 from router.engine.start.run_lock import hold_run_lock
 from router.engine.status.lake_board import LakeBoard
 from router.registry import load_registry
-from tests.cli.test_status import TEXT, board, book, read_rows, run
+from tests.cli.stream_status import TEXT, read_counts, write_ledger
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from router.engine.status.board import StatusBoard
-    from tests.cli.test_status import Run
-
-__all__ = ["board", "run"]
+    from tests.cli.stream_status import RunStatus
 
 
 @pytest.fixture
@@ -52,7 +50,7 @@ def files_below(folder: Path) -> list[str]:
 
 def test_a_lake_says_how_its_stream_was(config_file: Path) -> None:
     """Without it nobody sees at night what a stream that is down has done, and what it left undone."""
-    book({**read_rows(100)}, {"route": "games", "sink": "delta", "matched": 97, "landed": 96, "refused": 1})
+    write_ledger({**read_counts(100)}, {"route": "games", "sink": "delta", "matched": 97, "landed": 96, "refused": 1})
     letters = {"stage": ["decode", "decode", "expect"], "route": [None, None, "games"], "sink": [None, None, "delta"]}
     timestamps = pa.array([0, 1, 2], pa.timestamp("us", "UTC"))
     rows = pa.table(
@@ -91,9 +89,9 @@ def test_a_lake_says_how_its_stream_was(config_file: Path) -> None:
 @pytest.mark.parametrize("brief", [False, True], ids=["page", "status"])
 def test_a_lake_names_fields_that_the_schema_lacks(config_file: Path, brief: bool) -> None:
     """Without it a column stays empty for weeks, unless somebody looks while the stream runs."""
-    book({**read_rows(100), "unknown": 7, "unknown_fields": [("bonus", 7)]}, number=1)
-    book({**read_rows(100), "unknown": 9, "unknown_fields": [("bonus", 5), ("coupon", 4)]}, number=2)
-    book({**read_rows(100)}, number=3)
+    write_ledger({**read_counts(100), "unknown": 7, "unknown_fields": [("bonus", 7)]}, number=1)
+    write_ledger({**read_counts(100), "unknown": 9, "unknown_fields": [("bonus", 5), ("coupon", 4)]}, number=2)
+    write_ledger({**read_counts(100)}, number=3)
     board = LakeBoard(load_config(config_file, load_registry(), environ={}).config, brief=brief)
     board.read_lake()
     assert board.snapshot().unknown_fields == {"bonus": 12, "coupon": 4}
@@ -111,7 +109,7 @@ def test_a_lake_that_is_not_there_yet_is_empty(config_file: Path) -> None:
 
 def test_what_cannot_be_read_is_a_warning(config_file: Path) -> None:
     """Without it a damaged ledger hides the tables, too."""
-    book({**read_rows(1)})
+    write_ledger({**read_counts(1)})
     for log in (config_file.parent / "lake/ops/ledger/_delta_log").glob("*.json"):
         log.write_text("no JSON")
     snapshot = lake_board(config_file).snapshot()
@@ -128,7 +126,7 @@ def test_a_stream_without_a_page_is_seen_as_running(config_file: Path) -> None:
 
 def test_the_command_serves_until_it_is_ended(config_file: Path) -> None:
     """Without it the page is right in tests, and nobody can open it."""
-    book({**read_rows(100)})
+    write_ledger({**read_counts(100)})
     before = files_below(config_file.parent)
     command = [sys.executable, "-m", "router", "status", "games.yaml", "--page", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -146,7 +144,7 @@ def test_the_command_serves_until_it_is_ended(config_file: Path) -> None:
     assert files_below(config_file.parent) == before, "it only reads"
 
 
-def test_a_stream_that_shows_itself_is_named(run: Run, board: StatusBoard) -> None:
+def test_a_stream_that_shows_itself_is_named(run_status: RunStatus, served_board: StatusBoard) -> None:
     """Without it somebody looks at a lake of ten seconds ago while the stream has a page."""
     done = CliRunner().invoke(commands, ["status", "games.yaml", "--page"])
     assert (done.exit_code, "shows itself at http://127.0.0.1:" in done.output) == (0, True)

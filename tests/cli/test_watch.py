@@ -41,7 +41,7 @@ from router.engine.status.server import StatusServer
 from router.engine.status.snapshot import SinkStatus
 from router.registry import load_registry
 from tests.browser.stream import finish_batch, table_names, told_board
-from tests.cli.test_status import TEXT, board, book, read_rows, run
+from tests.cli.stream_status import TEXT, read_counts, write_ledger
 from tests.engine.status.boards import landed_manifest
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
     from router.engine.status.snapshot import StreamSnapshot
 
-__all__ = ["board", "run"]
 SECONDS = 30.0
 ESCAPE_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 HOSTILE = "silver.\x1b[2J\x1b]0;owned\x07line\nbreak\u202e"
@@ -242,14 +241,14 @@ def test_a_pipe_gets_a_line_for_each_change_of_the_state(served: StatusBoard, tm
         assert process.wait(SECONDS) == 0
 
 
-def test_a_list_is_read_again_when_the_stream_reports_a_batch(board: StatusBoard, tmp_path: Path) -> None:
+def test_a_list_is_read_again_when_the_stream_reports_a_batch(served_board: StatusBoard, tmp_path: Path) -> None:
     """Without it a list is older than what stands above it."""
-    book({**read_rows(100)}, {"route": "games", "sink": "delta", "matched": 97, "landed": 96, "refused": 1})
+    write_ledger({**read_counts(100)}, {"route": "games", "sink": "delta", "matched": 97, "landed": 96, "refused": 1})
     with piped(tmp_path, "ledger", "games.yaml", "--watch", "--only", "games") as process:
         assert "landed 96" in line_with(process, "route games  sink delta")
         began = time.monotonic()
-        book({"batch_id": 4, "route": "games", "sink": "delta", "matched": 7, "landed": 7})
-        board.note_report(BatchReport("games", 4, 7, 7, 0, 0, 0, 1, 1, {}))
+        write_ledger({"batch_id": 4, "route": "games", "sink": "delta", "matched": 7, "landed": 7})
+        served_board.note_report(BatchReport("games", 4, 7, 7, 0, 0, 0, 1, 1, {}))
         assert "landed 7" in line_with(process, "batch 4  route games  sink delta")
         assert time.monotonic() - began < 9.0, "without the stream's word it takes ten seconds"
         process.send_signal(signal.SIGINT)
@@ -260,7 +259,7 @@ def test_a_lake_is_read_if_no_stream_answers(tmp_path: Path, monkeypatch: pytest
     """Without it the command has nothing to say when it is needed most."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "games.yaml").write_text(TEXT)
-    book({**read_rows(100)}, {"route": "games", "sink": "delta", "matched": 97, "landed": 96, "refused": 1})
+    write_ledger({**read_counts(100)}, {"route": "games", "sink": "delta", "matched": 97, "landed": 96, "refused": 1})
     with piped(tmp_path, "ledger", "games.yaml", "--watch") as process:
         assert (
             "games: down  why No stream runs. Start it: it continues where it ended.  $ router run games.yaml"
@@ -268,7 +267,7 @@ def test_a_lake_is_read_if_no_stream_answers(tmp_path: Path, monkeypatch: pytest
         )
         assert "batch 3  source t/0  offsets 0-99  read 100" in line_with(process, "source")
         assert "matched 97  landed 96  refused 1" in line_with(process, "route games")
-        book({"route": "games", "sink": "more", "matched": 5, "landed": 5})
+        write_ledger({"route": "games", "sink": "more", "matched": 5, "landed": 5})
         assert "matched 5" in line_with(process, "sink more")
 
 
@@ -308,7 +307,7 @@ def test_rows_are_sorted_and_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "games.yaml").write_text(TEXT)
     for sink, matched in (("delta", 7), ("more", 9)):
-        book({"route": "games", "sink": sink, "matched": matched, "landed": matched})
+        write_ledger({"route": "games", "sink": sink, "matched": matched, "landed": matched})
 
     def ledger(*arguments: str) -> str:
         done = CliRunner().invoke(commands, ["ledger", "games.yaml", *arguments], prog_name="router")
@@ -406,7 +405,7 @@ def test_a_stream_that_makes_no_step_is_a_change() -> None:
     assert "why No batch has ended yet." in next(changed_lines(late, {}))
 
 
-def test_a_list_that_cannot_be_read_stays(board: StatusBoard, tmp_path: Path) -> None:
+def test_a_list_that_cannot_be_read_stays(served_board: StatusBoard, tmp_path: Path) -> None:
     """Without it a night's watch ends because a file was compacted away, or shows old rows as if they were of now."""
 
     def read() -> list[Listing]:
@@ -420,7 +419,7 @@ def test_a_list_that_cannot_be_read_stays(board: StatusBoard, tmp_path: Path) ->
     assert any("silver.uno" in line for line in texts(stream))
     fails.append("from now on")
     time.sleep(20 * 0.05)
-    board.note_report(BatchReport("games", 4, 7, 7, 0, 0, 0, 1, 1, {}))
+    served_board.note_report(BatchReport("games", 4, 7, 7, 0, 0, 0, 1, 1, {}))
     stream.look_at_stream()
     assert "the list cannot be read: no route to \\x1b[2Jstorage" in texts(stream, width=200)[1]
     stream.look_at_stream()

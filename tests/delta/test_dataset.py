@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from router.delta.dataset import dataset_of
+from tests.delta.changed_logs import forget_bounds
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 VALUES = [
@@ -26,21 +26,6 @@ VALUES = [
     (pa.float64(), 1.5),
     (pa.bool_(), True),
 ]
-
-
-def forget_bounds(place: Path, column: str, *, of: str = "") -> None:
-    """Take the bounds of a column from the log, of files whose path has a text: some writers write none."""
-    for log in sorted((place / "_delta_log").glob("*.json")):
-        lines = []
-        for line in log.read_text().splitlines():
-            action: dict[str, Any] = json.loads(line)
-            if "add" in action and of in action["add"]["path"]:
-                found = json.loads(action["add"]["stats"])
-                found["minValues"].pop(column, None)
-                found["maxValues"].pop(column, None)
-                action["add"]["stats"] = json.dumps(found)
-            lines.append(json.dumps(action))
-        log.write_text("\n".join(lines))
 
 
 @pytest.mark.parametrize(

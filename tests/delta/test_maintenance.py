@@ -21,8 +21,8 @@ from router.delta.commit import commit_files
 from router.delta.lake import Lake
 from router.delta.maintenance import MaintenanceOptions, delete_older, maintain_table, shorten_log, small_files
 from tests.delta.faster_writers import Busy
+from tests.delta.keyed_table import COLUMNS, KEYED, MergedTable
 from tests.delta.model import Record
-from tests.delta.test_upsert import COLUMNS, KEYED, Table
 from tests.kills import CrashError
 
 if TYPE_CHECKING:
@@ -319,9 +319,11 @@ def test_an_outbox_is_compacted_as_far_as_it_was_sent(lake: Lake) -> None:
     assert sorted(handle.to_pyarrow_table()["n"].to_pylist()) == list(range(10))
 
 
-def merged_often(lake: Lake, batches: int) -> Table:
+def merged_often(lake: Lake, batches: int) -> MergedTable:
     """Return a table whose rows every batch rewrites, in partitions with names that are escaped in paths."""
-    table = Table(lake, replace(KEYED, new_table=NewTable(partition_by=("part",))), {**COLUMNS, "part": pa.string()})
+    table = MergedTable(
+        lake, replace(KEYED, new_table=NewTable(partition_by=("part",))), {**COLUMNS, "part": pa.string()}
+    )
     for batch in range(batches):
         values = (("v", batch), ("part", "a b/c%"))
         table.take(Record(("a",), batch, values=values), Record(("b",), batch, values=values))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from itertools import permutations
@@ -20,76 +20,38 @@ from router.api.sinks import KeyedTable
 from router.api.table_options import NewTable
 from router.delta.keyed import row_versions
 from router.delta.keyed.scd import OP, UPDATE
-from router.delta.keyed.upsert import NeedsSpark, TableUpsert, UpsertResult, _quote_name, merge_condition, upsert_rows
+from router.delta.keyed.upsert import NeedsSpark, TableUpsert, _quote_name, merge_condition, upsert_rows
 from router.delta.parquet_writer import Staging
 from router.engine.merge.delta_rs import MergeJob, merge_table
 from router.errors import TableError
+from tests.delta.changed_logs import forget_bounds
 from tests.delta.faster_writers import Busy
+from tests.delta.keyed_table import COLUMNS, KEYED, TABLE, MergedTable, record
 from tests.delta.model import Record, lane
-from tests.delta.test_dataset import forget_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from router.delta.lake import Lake
 
-TABLE = "silver.profiles"
-KEYED = KeyedTable(("k",))
-COLUMNS = {"k": pa.string(), "v": pa.int64()}
 LATEST = [{"k": "a", "v": 1, "_offset": 1}, {"k": "b", "v": 2, "_offset": 2}]
 
 
-def record(key: Any, offset: int, value: Any = None, **about: Any) -> Record:
-    return Record((key,), offset, values=(("v", value),), **about)
-
-
-@dataclass
-class Table:
-    """One keyed table that takes batches."""
-
-    lake: Lake
-    keyed: KeyedTable = KEYED
-    columns: dict[str, pa.DataType] = field(default_factory=lambda: dict(COLUMNS))
-    batches: int = 0
-    name: str = TABLE
-
-    def take(self, *records: Record, batch: int | None = None, **options: Any) -> UpsertResult:
-        return self.merge(lane(records, self.keyed, self.columns), batch, **options)
-
-    def merge(
-        self, rows: pa.Table, batch: int | None = None, merged: int | None = None, **options: Any
-    ) -> UpsertResult:
-        self.batches += batch is None
-        version, about = self.batches if batch is None else batch, (self.name, "query/route/upsert")
-        work = TableUpsert(*about, version, self.keyed, {}, known=self.batches > 1, merged=merged)
-        return upsert_rows(self.lake, work, rows, **options)
-
-    @property
-    def handle(self) -> DeltaTable:
-        found = self.lake.open(self.name)
-        assert found is not None
-        return found
-
-    def rows(self, *columns: str) -> list[dict[str, Any]]:
-        found = self.handle.to_pyarrow_table().select(list(columns or ("k", "v", "_offset")))
-        return sorted(found.to_pylist(), key=repr)
-
-
 @pytest.fixture
-def table(lake: Lake) -> Table:
+def table(lake: Lake) -> MergedTable:
     """Return a table with two keys."""
-    made = Table(lake)
+    made = MergedTable(lake)
     made.take(record("a", 0, 0), record("a", 1, 1), record("b", 2, 2))
     return made
 
 
 @pytest.fixture
-def make(lake: Lake) -> Callable[..., Table]:
+def make(lake: Lake) -> Callable[..., MergedTable]:
     """Make an empty table of another kind."""
-    return lambda **options: Table(lake, **options)
+    return lambda **options: MergedTable(lake, **options)
 
 
-def test_the_latest_record_of_a_key_is_its_row(table: Table) -> None:
+def test_the_latest_record_of_a_key_is_its_row(table: MergedTable) -> None:
     """Without it a profile shows what a gamer was, or is there twice."""
     assert table.rows() == LATEST
 
@@ -104,7 +66,7 @@ def test_the_latest_record_of_a_key_is_its_row(table: Table) -> None:
 
 
 @pytest.mark.parametrize("deleted", [False, True], ids=["kept", "deleted"])
-def test_a_late_record_never_wins(table: Table, deleted: bool) -> None:
+def test_a_late_record_never_wins(table: MergedTable, deleted: bool) -> None:
     """Without it a record that was held up undoes what came after it, or brings a deleted gamer back."""
     table.take(record("a", 9, 9, deletes=deleted))
     version, before = table.handle.version(), table.rows()
@@ -115,7 +77,7 @@ def test_a_late_record_never_wins(table: Table, deleted: bool) -> None:
     assert (table.handle.version(), table.rows()) == (version, before)
 
 
-def test_a_file_with_nan_gets_no_bounds_from_it(make: Callable[..., Table]) -> None:
+def test_a_file_with_nan_gets_no_bounds_from_it(make: Callable[..., MergedTable]) -> None:
     """Without it a query for large numbers passes over NaN, which Spark takes for the largest."""
     table = make(columns={"k": pa.string(), "v": pa.float64()})
     table.take(record("a", 1, 1.0), record("b", 2, math.nan))
@@ -132,7 +94,7 @@ def test_a_file_with_nan_gets_no_bounds_from_it(make: Callable[..., Table]) -> N
         assert [one.statistics for one in values] == [None], "Spark looks at the bounds of row groups, too"
 
 
-def test_nothing_is_merged_into_an_older_copy_of_a_table(table: Table) -> None:
+def test_nothing_is_merged_into_an_older_copy_of_a_table(table: MergedTable) -> None:
     """Without it the stream goes on behind a gap, and rows that are older than what was there win."""
     assert table.take(record("a", 5, 5), merged=1).committed
     assert not table.take(record("a", 4, 4), merged=2).committed, "it is late, and leaves no transaction id"
@@ -151,7 +113,7 @@ def test_nothing_is_merged_into_an_older_copy_of_a_table(table: Table) -> None:
     assert table.take(record("b", 9, 9), merged=2).committed
 
 
-def test_a_newer_record_brings_a_deleted_key_back(table: Table) -> None:
+def test_a_newer_record_brings_a_deleted_key_back(table: MergedTable) -> None:
     """Without it a gamer who returns stays deleted."""
     table.take(record("a", 8, deletes=True))
     table.take(record("a", 9, 9))
@@ -161,7 +123,7 @@ def test_a_newer_record_brings_a_deleted_key_back(table: Table) -> None:
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["in order", "in reverse"])
 @pytest.mark.parametrize("at_once", [False, True], ids=["in two batches", "at once"])
-def test_ties_go_to_partition_and_offset(make: Callable[..., Table], at_once: bool, reverse: bool) -> None:
+def test_ties_go_to_partition_and_offset(make: Callable[..., MergedTable], at_once: bool, reverse: bool) -> None:
     """Without it the order of files decides which of two equally new records stays."""
     records = [Record(("a",), n, p, 7, values=(("v", n),)) for n, p in [(5, 0), (1, 1), (2, 1), (9, 0)]]
     table = make(keyed=replace(KEYED, newest=1))
@@ -176,7 +138,7 @@ def test_ties_go_to_partition_and_offset(make: Callable[..., Table], at_once: bo
     [[None, -1.5, 0.0, 2.0], [None, "", "Z", "é"], [None, date(1, 1, 1)], [None, Decimal("1.10"), Decimal("1.2")]],
     ids=["numbers", "texts", "dates", "decimals"],
 )
-def test_a_null_is_older_than_any_value(make: Callable[..., Table], values: list[Any]) -> None:
+def test_a_null_is_older_than_any_value(make: Callable[..., MergedTable], values: list[Any]) -> None:
     """Without it a record without a version overwrites one that has it."""
     table = make(keyed=replace(KEYED, newest=1))
     rows = lane([record("a", n, n) for n in range(len(values))], table.keyed, COLUMNS)
@@ -189,7 +151,7 @@ def test_a_null_is_older_than_any_value(make: Callable[..., Table], values: list
     assert table.rows("v") == [{"v": len(values) - 1}]
 
 
-def test_what_is_no_number_is_no_version(make: Callable[..., Table]) -> None:
+def test_what_is_no_number_is_no_version(make: Callable[..., MergedTable]) -> None:
     """Without it one NaN is newer than everything for ever, and -0.0 older than 0.0 in some engines."""
     table = make(keyed=replace(KEYED, newest=1))
     rows = lane([record("a", n, n) for n in range(4)], table.keyed, COLUMNS)
@@ -199,7 +161,7 @@ def test_what_is_no_number_is_no_version(make: Callable[..., Table]) -> None:
     assert table.rows("v", "_newest_1") == [{"v": 2, "_newest_1": 0.0}]
 
 
-def test_a_row_without_its_key_is_refused(table: Table) -> None:
+def test_a_row_without_its_key_is_refused(table: MergedTable) -> None:
     """Without it rows that nobody can find again pile up, or one of them stops the batch."""
     merged = table.take(record(None, 3, 3), record("b", 4, 4))
 
@@ -207,7 +169,7 @@ def test_a_row_without_its_key_is_refused(table: Table) -> None:
     assert [(row["_offset"], row["reason"]) for row in merged.refused.to_pylist()] == [(3, "key k is null")]
 
 
-def test_a_batch_that_is_there_changes_nothing_and_says_the_same(table: Table) -> None:
+def test_a_batch_that_is_there_changes_nothing_and_says_the_same(table: MergedTable) -> None:
     """Without it a restart counts otherwise than the first time, and the batch does not balance."""
     first = table.take(record(None, 3, 3), record("a", 4, deletes=True), record("b", 5, 5), batch=7)
     before = table.rows(), table.handle.version()
@@ -220,7 +182,7 @@ def test_a_batch_that_is_there_changes_nothing_and_says_the_same(table: Table) -
 
 
 def test_a_deletion_that_was_not_remembered_is_remembered_by_the_next_try(
-    table: Table, monkeypatch: pytest.MonkeyPatch
+    table: MergedTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it a crash at the wrong moment lets a late record bring a deleted gamer back."""
 
@@ -237,7 +199,7 @@ def test_a_deletion_that_was_not_remembered_is_remembered_by_the_next_try(
     assert table.rows() == LATEST[1:]
 
 
-def test_deletions_are_forgotten_after_their_time(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deletions_are_forgotten_after_their_time(table: MergedTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it the memory of deletions grows for ever."""
     monkeypatch.setattr(row_versions, "SWEPT", 1)
     table.keyed = replace(KEYED, deletions_kept=timedelta(microseconds=1))
@@ -250,7 +212,7 @@ def test_deletions_are_forgotten_after_their_time(table: Table, monkeypatch: pyt
     assert table.rows() == [{"k": "b", "v": 12, "_offset": 12}]
 
 
-def test_the_memory_of_deletions_is_no_table(table: Table) -> None:
+def test_the_memory_of_deletions_is_no_table(table: MergedTable) -> None:
     """Without it readers of the layer, or a VACUUM of the table, stumble over it."""
     table.take(record("a", 9, deletes=True))
     table.handle.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
@@ -260,7 +222,7 @@ def test_the_memory_of_deletions_is_no_table(table: Table) -> None:
     assert table.rows() == LATEST[1:]
 
 
-def test_some_columns_change_and_the_others_stay(make: Callable[..., Table]) -> None:
+def test_some_columns_change_and_the_others_stay(make: Callable[..., MergedTable]) -> None:
     """Without it an event that knows a part of a profile empties the rest."""
     table = make(keyed=replace(KEYED, columns=("v",)), columns={**COLUMNS, "since": pa.string()})
     table.take(Record(("a",), 0, values=(("v", 0), ("since", "2025"))))
@@ -269,7 +231,7 @@ def test_some_columns_change_and_the_others_stay(make: Callable[..., Table]) -> 
     assert table.rows("v", "since") == [{"v": 1, "since": "2025"}]
 
 
-def test_a_flag_in_place_of_a_deletion(make: Callable[..., Table]) -> None:
+def test_a_flag_in_place_of_a_deletion(make: Callable[..., MergedTable]) -> None:
     """Without it whoever needs the last state of a deleted gamer has lost it."""
     table = make(keyed=replace(KEYED, soft_delete="gone"))
     table.take(record("a", 0, 0), record("b", 1, 1))
@@ -279,7 +241,7 @@ def test_a_flag_in_place_of_a_deletion(make: Callable[..., Table]) -> None:
     assert table.rows("k", "v", "gone") == [{"k": "a", "v": 0, "gone": True}, {"k": "b", "v": 1, "gone": False}]
 
 
-def test_a_history_has_every_state_and_when_it_was_valid(make: Callable[..., Table]) -> None:
+def test_a_history_has_every_state_and_when_it_was_valid(make: Callable[..., MergedTable]) -> None:
     """Without it nobody can say what a profile was in May."""
     table = make(keyed=replace(KEYED, history=True))
     at = [datetime(2026, 1, 1, 0, 0, second, tzinfo=timezone.utc) for second in range(10)]
@@ -296,7 +258,7 @@ def test_a_history_has_every_state_and_when_it_was_valid(make: Callable[..., Tab
     ]
 
 
-def test_a_late_row_takes_its_place_in_a_history(make: Callable[..., Table]) -> None:
+def test_a_late_row_takes_its_place_in_a_history(make: Callable[..., MergedTable]) -> None:
     """Without it a history depends on how its records were cut into batches, or lacks what was replayed."""
     columns = ("v", "valid_from", "valid_to", "is_current")
     records = [
@@ -334,7 +296,7 @@ KEYS: dict[str, pa.Array] = {
 
 
 @pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS)
-def test_keys_of_any_type_are_found_again(make: Callable[..., Table], keys: pa.Array) -> None:
+def test_keys_of_any_type_are_found_again(make: Callable[..., MergedTable], keys: pa.Array) -> None:
     """Without it a key that looks like SQL, or lies at the end of its type, gets a second row."""
     table = make(columns={"k": keys.type, "v": pa.int64()})
     for offset in (0, 100):
@@ -346,7 +308,7 @@ def test_keys_of_any_type_are_found_again(make: Callable[..., Table], keys: pa.A
     assert found == {key: (200 if n < 3 else 100) + n for n, key in enumerate(keys.to_pylist())}
 
 
-def test_a_file_without_bounds_of_the_key_is_looked_into(table: Table, lake: Lake) -> None:
+def test_a_file_without_bounds_of_the_key_is_looked_into(table: MergedTable, lake: Lake) -> None:
     """Spark and others leave bounds out, as they may: without it their rows are not found, and a key has two rows."""
     forget_bounds(Path(lake.address(TABLE)), "k")
 
@@ -356,7 +318,7 @@ def test_a_file_without_bounds_of_the_key_is_looked_into(table: Table, lake: Lak
     assert (merged.inserted, merged.updated, merged.late) == (0, 1, 1)
 
 
-def test_names_and_values_of_any_kind_survive(make: Callable[..., Table]) -> None:
+def test_names_and_values_of_any_kind_survive(make: Callable[..., MergedTable]) -> None:
     """Without it a column called `Key A`, or a list in a struct, breaks the table that has it."""
     inner = pa.struct([("x", pa.int32()), ("deep", pa.list_(pa.struct([("y", pa.string())])))])
     kinds = {
@@ -382,7 +344,7 @@ WITH_BONUS = Record(("a",), 9, values=(("v", 9), ("bonus", 1.5)))
 WITHOUT = Record(("b",), 10, values=(("v", 10), ("bonus", None)))
 
 
-def test_a_new_column_is_added(table: Table) -> None:
+def test_a_new_column_is_added(table: MergedTable) -> None:
     """Without it a new field of the events is missing, or stops the stream."""
     table.columns = GROWN
     table.take(WITH_BONUS, WITHOUT)
@@ -390,7 +352,7 @@ def test_a_new_column_is_added(table: Table) -> None:
     assert table.rows("k", "v", "bonus") == [{"k": "a", "v": 9, "bonus": 1.5}, {"k": "b", "v": 10, "bonus": None}]
 
 
-def test_a_frozen_table_refuses_what_it_has_no_column_for(table: Table) -> None:
+def test_a_frozen_table_refuses_what_it_has_no_column_for(table: MergedTable) -> None:
     """Without it a table that others rely on changes under them, or loses values in silence."""
     table.columns, table.keyed = GROWN, replace(KEYED, evolution="freeze")
     merged = table.take(WITH_BONUS, WITHOUT)
@@ -401,7 +363,7 @@ def test_a_frozen_table_refuses_what_it_has_no_column_for(table: Table) -> None:
     assert table.rows() == [LATEST[0], {"k": "b", "v": 10, "_offset": 10}]
 
 
-def test_a_frozen_table_without_a_history_has_no_columns_of_one(table: Table) -> None:
+def test_a_frozen_table_without_a_history_has_no_columns_of_one(table: MergedTable) -> None:
     """Without it an event's own `is_current` gets into a table that must not change."""
     table.columns, table.keyed = {**COLUMNS, "is_current": pa.bool_()}, replace(KEYED, evolution="freeze")
     merged = table.take(Record(("a",), 9, values=(("v", 9), ("is_current", True))))
@@ -410,7 +372,7 @@ def test_a_frozen_table_without_a_history_has_no_columns_of_one(table: Table) ->
     assert "is_current" not in table.handle.to_pyarrow_table().column_names
 
 
-def test_a_frozen_table_takes_what_fits_its_types(make: Callable[..., Table]) -> None:
+def test_a_frozen_table_takes_what_fits_its_types(make: Callable[..., MergedTable]) -> None:
     """Without it one large number freezes a table's small ones out, or is cut."""
     table = make(columns={"k": pa.string(), "v": pa.int32()}, keyed=replace(KEYED, evolution="freeze"))
     table.take(record("a", 0, 0))
@@ -421,7 +383,7 @@ def test_a_frozen_table_takes_what_fits_its_types(make: Callable[..., Table]) ->
     assert table.rows("k", "v") == [{"k": "a", "v": 0}, {"k": "b", "v": 2**31 - 1}]
 
 
-def test_a_table_that_must_not_change_stops_the_stream(table: Table) -> None:
+def test_a_table_that_must_not_change_stops_the_stream(table: MergedTable) -> None:
     """Without it nobody hears of a change that somebody wanted to hear of."""
     table.columns, table.keyed = GROWN, replace(KEYED, evolution="fail")
     table.take(WITHOUT)
@@ -432,7 +394,7 @@ def test_a_table_that_must_not_change_stops_the_stream(table: Table) -> None:
     assert "bonus" in caught.value.what
 
 
-def test_a_value_of_another_type_is_refused(table: Table) -> None:
+def test_a_value_of_another_type_is_refused(table: MergedTable) -> None:
     """Without it one record of the wrong type stops all others, or becomes null."""
     table.columns = {"k": pa.string(), "v": pa.string()}
     merged = table.take(record("a", 9, "nine"), record("b", 10, None))
@@ -441,7 +403,7 @@ def test_a_value_of_another_type_is_refused(table: Table) -> None:
     assert table.rows() == [LATEST[0], {"k": "b", "v": 2, "_offset": 10}]
 
 
-def test_a_column_of_the_table_that_the_events_lack_stays(table: Table) -> None:
+def test_a_column_of_the_table_that_the_events_lack_stays(table: MergedTable) -> None:
     """Without it what others have added to a table is emptied by the next event."""
     table.handle.alter.add_columns([Field("note", "string")])
     table.handle.update(new_values={"note": "by hand"})
@@ -454,7 +416,7 @@ def test_a_column_of_the_table_that_the_events_lack_stays(table: Table) -> None:
     ]
 
 
-def test_a_table_that_somebody_else_filled_is_taken_over(make: Callable[..., Table]) -> None:
+def test_a_table_that_somebody_else_filled_is_taken_over(make: Callable[..., MergedTable]) -> None:
     """Without it a table cannot be moved to the router without writing it anew."""
     table = make()
     write_deltalake(table.lake.address(TABLE), pa.table({"k": ["a", "b"], "v": [0, 0]}))
@@ -463,7 +425,7 @@ def test_a_table_that_somebody_else_filled_is_taken_over(make: Callable[..., Tab
     assert table.rows() == [{"k": "a", "v": 9, "_offset": 9}, {"k": "b", "v": 0, "_offset": None}]
 
 
-def test_a_value_that_must_be_there_is_missed(make: Callable[..., Table]) -> None:
+def test_a_value_that_must_be_there_is_missed(make: Callable[..., MergedTable]) -> None:
     """Without it one incomplete record stops the batch."""
     table = make()
     fields = [Field("k", "string", nullable=False), Field("v", "long", nullable=False)]
@@ -476,7 +438,7 @@ def test_a_value_that_must_be_there_is_missed(make: Callable[..., Table]) -> Non
     assert (merged.applied, table.rows("k")) == (2, [])
 
 
-def test_what_only_spark_can_write_is_left_to_it(table: Table) -> None:
+def test_what_only_spark_can_write_is_left_to_it(table: MergedTable) -> None:
     """Without it a table with a CHECK is written without it, or a wider type is cut."""
     table.columns = {"k": pa.string(), "n": pa.int32()}
     table.take(Record(("a",), 5, values=(("n", 1),)))
@@ -488,7 +450,7 @@ def test_what_only_spark_can_write_is_left_to_it(table: Table) -> None:
         table.take(record("a", 9, 9), batch=9)
 
 
-def test_a_new_table_is_made_as_it_was_asked_for(make: Callable[..., Table]) -> None:
+def test_a_new_table_is_made_as_it_was_asked_for(make: Callable[..., MergedTable]) -> None:
     """Without it a table has to be made by hand before its first record comes."""
     new = NewTable(partition_by=("v",), properties={"delta.logRetentionDuration": "interval 7 days"})
     table = make(keyed=replace(KEYED, new_table=new))
@@ -500,7 +462,7 @@ def test_a_new_table_is_made_as_it_was_asked_for(make: Callable[..., Table]) -> 
     assert table.rows() == [{"k": "a", "v": 5, "_offset": 2}, {"k": "b", "v": None, "_offset": 1}]
 
 
-def test_a_table_and_its_columns_say_what_they_are(make: Callable[..., Table]) -> None:
+def test_a_table_and_its_columns_say_what_they_are(make: Callable[..., MergedTable]) -> None:
     """Without it whoever finds the table has to ask whoever wrote the configuration."""
     keyed = replace(KEYED, new_table=NewTable(comment="the last of each", comments={"k": "who", "bonus": "in euros"}))
     table = make(keyed=keyed)
@@ -513,7 +475,7 @@ def test_a_table_and_its_columns_say_what_they_are(make: Callable[..., Table]) -
     assert (comments["k"], comments["bonus"], comments["v"]) == ("who", "in euros", None)
 
 
-def test_a_property_that_only_spark_knows_is_left_to_it(make: Callable[..., Table]) -> None:
+def test_a_property_that_only_spark_knows_is_left_to_it(make: Callable[..., MergedTable]) -> None:
     """Without it a table is made without what was asked for, or never."""
     table = make(keyed=replace(KEYED, new_table=NewTable(properties={"delta.enableTypeWidening": "true"})))
     with pytest.raises(NeedsSpark, match="enableTypeWidening"):
@@ -521,7 +483,7 @@ def test_a_property_that_only_spark_knows_is_left_to_it(make: Callable[..., Tabl
 
 
 def test_a_first_batch_that_is_cut_off_leaves_a_table(
-    make: Callable[..., Table], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., MergedTable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it a crash in a table's first batch leaves files that keep the table from ever being made."""
     table = make()
@@ -539,7 +501,7 @@ def test_a_first_batch_that_is_cut_off_leaves_a_table(
     assert table.rows() == [{"k": "a", "v": 0, "_offset": 0}]
 
 
-def test_files_without_a_key_of_the_batch_are_left_alone(make: Callable[..., Table]) -> None:
+def test_files_without_a_key_of_the_batch_are_left_alone(make: Callable[..., MergedTable]) -> None:
     """Without it a change of one gamer rewrites all gamers."""
     table = make(columns={"k": pa.int64(), "v": pa.int64()})
     for start in range(0, 400, 100):
@@ -552,7 +514,7 @@ def test_files_without_a_key_of_the_batch_are_left_alone(make: Callable[..., Tab
     assert len(table.rows()) == 400
 
 
-def test_a_writer_that_is_faster_is_waited_for(table: Table) -> None:
+def test_a_writer_that_is_faster_is_waited_for(table: MergedTable) -> None:
     """Without it compacting a table stops the stream that fills it."""
     calls: list[int] = []
 
@@ -561,14 +523,14 @@ def test_a_writer_that_is_faster_is_waited_for(table: Table) -> None:
         if len(calls) < 3:
             table.handle.update(updates={"v": "v + 100"}, predicate="k = 'b'")
 
-    busy = Table(Busy(table.lake.root, table=TABLE, others=others), batches=5)
+    busy = MergedTable(Busy(table.lake.root, table=TABLE, others=others), batches=5)
     busy.take(record("a", 9, 9), record("x", 10, 10))
 
     assert len(calls) == 3
     assert [(row["k"], row["v"]) for row in table.rows()] == [("a", 9), ("b", 202), ("x", 10)]
 
 
-def test_two_that_bring_the_same_new_key_make_one_row(table: Table) -> None:
+def test_two_that_bring_the_same_new_key_make_one_row(table: MergedTable) -> None:
     """Without it a key that two routers see for the first time has two rows for ever."""
     calls: list[int] = []
 
@@ -578,27 +540,27 @@ def test_two_that_bring_the_same_new_key_make_one_row(table: Table) -> None:
             rows = lane([record("new", 7, 7)], KEYED, COLUMNS)
             upsert_rows(table.lake, TableUpsert(TABLE, "another/route/upsert", 0, KEYED, {}), rows)
 
-    busy = Table(Busy(table.lake.root, table=TABLE, others=others), batches=5)
+    busy = MergedTable(Busy(table.lake.root, table=TABLE, others=others), batches=5)
     busy.take(record("new", 9, 9))
 
     assert len(calls) == 2
     assert table.rows() == [*LATEST, {"k": "new", "v": 9, "_offset": 9}]
 
 
-def test_a_table_that_others_never_leave_alone_is_named(table: Table) -> None:
+def test_a_table_that_others_never_leave_alone_is_named(table: MergedTable) -> None:
     """Without it the log says that something conflicts, and not which of 200 tables."""
 
     def others() -> None:
         table.handle.alter.set_table_properties({"delta.logRetentionDuration": "interval 8 days"})
 
     with pytest.raises(TableError) as caught:
-        Table(Busy(table.lake.root, table=TABLE, others=others), batches=5).take(record("a", 9, 9), tries=2)
+        MergedTable(Busy(table.lake.root, table=TABLE, others=others), batches=5).take(record("a", 9, 9), tries=2)
 
     assert caught.value.table == TABLE
     assert table.rows() == LATEST
 
 
-def test_a_folder_that_is_no_table_is_named(make: Callable[..., Table]) -> None:
+def test_a_folder_that_is_no_table_is_named(make: Callable[..., MergedTable]) -> None:
     """Without it a table is made among somebody's files, and a VACUUM takes them."""
     table = make()
     folder = Path(table.lake.address(TABLE))
@@ -612,7 +574,7 @@ def test_a_folder_that_is_no_table_is_named(make: Callable[..., Table]) -> None:
     assert str(folder) in caught.value.what
 
 
-def test_a_dropped_table_is_waited_for(table: Table) -> None:
+def test_a_dropped_table_is_waited_for(table: MergedTable) -> None:
     """Without it a table has some of its keys, and nobody can tell it from a whole one."""
     shutil.rmtree(table.lake.address(TABLE))
     table.batches = 2
@@ -627,7 +589,7 @@ def test_a_dropped_table_is_waited_for(table: Table) -> None:
 @pytest.mark.parametrize(
     "changed", [pa.table({"v": [0]}), pa.table({"k": [[1]], "v": [0]})], ids=["no such column", "another type"]
 )
-def test_a_table_without_its_key_is_waited_for(table: Table, changed: pa.Table) -> None:
+def test_a_table_without_its_key_is_waited_for(table: MergedTable, changed: pa.Table) -> None:
     """Without it what somebody does to a table by hand makes dead letters of all that comes, or keys that are null."""
     before = table.handle.version()
     write_deltalake(table.lake.address(TABLE), changed, mode="overwrite", schema_mode="overwrite")
@@ -639,7 +601,7 @@ def test_a_table_without_its_key_is_waited_for(table: Table, changed: pa.Table) 
     assert table.rows("k") == [{"k": "a"}, {"k": "b"}, {"k": "c"}]
 
 
-def test_a_batch_beyond_the_memory_of_a_merge_is_left_to_spark(make: Callable[..., Table]) -> None:
+def test_a_batch_beyond_the_memory_of_a_merge_is_left_to_spark(make: Callable[..., MergedTable]) -> None:
     """Without it a limit that keeps a worker alive keeps the rows from their table."""
     table = make(keyed=replace(KEYED, memory=1 << 16), columns={"k": pa.string(), "v": pa.string()})
     many = [Record((f"k{n}",), n, values=(("v", "x" * 100),)) for n in range(5000)]
@@ -650,7 +612,7 @@ def test_a_batch_beyond_the_memory_of_a_merge_is_left_to_spark(make: Callable[..
     assert len(table.rows()) == 5000
 
 
-def test_keys_with_signs_bound_the_files_that_are_read(make: Callable[..., Table]) -> None:
+def test_keys_with_signs_bound_the_files_that_are_read(make: Callable[..., MergedTable]) -> None:
     """Without it every merge by UUIDs, the most usual keys, reads every file."""
     table = make()
     for first in (0, 100):
@@ -663,7 +625,7 @@ def test_keys_with_signs_bound_the_files_that_are_read(make: Callable[..., Table
     assert len(before - set(table.handle.file_uris())) == 1
 
 
-def test_a_table_of_others_keeps_its_types(make: Callable[..., Table]) -> None:
+def test_a_table_of_others_keeps_its_types(make: Callable[..., MergedTable]) -> None:
     """Without it one large number changes somebody's table for good, or stops all rows of the table."""
     table = make(columns={"k": pa.string(), "n": pa.int64(), "many": pa.list_(pa.int64())})
     schema = pa.schema([("k", pa.string()), ("n", pa.int32()), ("many", pa.list_(pa.int32()))])
@@ -714,7 +676,7 @@ def lose_a_file(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("harm", [cut_the_log, empty_the_log, cut_a_file, lose_a_file])
-def test_a_merge_that_cannot_read_its_table_names_the_file(table: Table, harm: Callable[[Path], Path]) -> None:
+def test_a_merge_that_cannot_read_its_table_names_the_file(table: MergedTable, harm: Callable[[Path], Path]) -> None:
     """Without it rows wait for a table, and nobody can say what has to be mended."""
     staging = Staging(table.lake, 1 << 20, 1 << 20)
     job = MergeJob(staging, KEYED, "query/route/upsert", 9, "route", "upsert", "ops.dead", {}, frozenset({TABLE}))

@@ -107,9 +107,9 @@ def event(schema: Any, kind: Any, column: T.DataType, value: Any) -> Any:
         return [event(schema, kind.items, column.elementType, one) for one in value]
     if isinstance(kind, MapOf):
         return [(key, event(schema, kind.values, column.valueType, one)) for key, one in value.items()]
-    if isinstance(kind, Ref) and isinstance(record := schema.types[kind.name], AvroRecord):
-        called = column_names(field.name for field in record.fields)
-        kept = [field for field in record.fields if called[field.name] in column.names]
+    if isinstance(kind, Ref) and isinstance(record_text := schema.types[kind.name], AvroRecord):
+        called = column_names(field.name for field in record_text.fields)
+        kept = [field for field in record_text.fields if called[field.name] in column.names]
         return {
             called[field.name]: event(schema, field.type, column[called[field.name]].dataType, value[field.name])
             for field in kept
@@ -117,7 +117,7 @@ def event(schema: Any, kind: Any, column: T.DataType, value: Any) -> Any:
     return value
 
 
-def record(**fields: Any) -> str:
+def record_text(**fields: Any) -> str:
     """Return the text of a record."""
     members = [{"name": name, "type": kind} for name, kind in fields.items()]
     return json.dumps({"type": "record", "name": "Event", "namespace": "games", "fields": members})
@@ -155,7 +155,7 @@ FITS: list[tuple[T.DataType, Any, Any, Any]] = [
 @pytest.mark.parametrize(("kind", "schema", "value", "expected"), FITS, ids=lambda one: str(one)[:40])
 def test_a_column_goes_into_a_wider_type(kind: T.DataType, schema: Any, value: Any, expected: Any) -> None:
     """Without it only schemas made by the router can be written."""
-    columns, text = struct(a=kind), record(a=schema)
+    columns, text = struct(a=kind), record_text(a=schema)
 
     (written,) = record_writer(parse_text(text), columns)(rows_of(columns, [{"a": value}]))
 
@@ -163,21 +163,25 @@ def test_a_column_goes_into_a_wider_type(kind: T.DataType, schema: Any, value: A
 
 
 MISFITS: list[tuple[T.StructType, str, str]] = [
-    (struct(a=IDS), record(a="int"), "field a: the column is bigint, and the schema has int"),
-    (struct(a=IDS), record(a="double"), "field a: the column is bigint, and the schema has double"),
-    (struct(a=T.DoubleType()), record(a="float"), "field a"),
-    (struct(a=TEXT), record(a="bytes"), "field a"),
-    (struct(a=TEXT), record(a=["null", "int"]), "field a: the column is string, and the schema has int"),
-    (struct(a=TEXT), record(a=["null", "int", "long"]), "field a: .* a union of null, int, long"),
-    (struct(a=T.TimestampType()), record(a="long"), "field a"),
-    (struct(a=IDS), record(a=logical("long", "timestamp-micros")), "field a"),
-    (struct(a=T.DecimalType(9, 2)), record(a=logical("bytes", "decimal", precision=9, scale=1)), "field a"),
-    (struct(a=T.DecimalType(9, 2)), record(a=logical("bytes", "decimal", precision=9, scale=3)), "field a"),
-    (struct(a=LIST), record(a={"type": "array", "items": "string"}), r"field a\[\]"),
-    (struct(a=T.MapType(IDS, TEXT)), record(a={"type": "map", "values": "string"}), "field a"),
-    (struct(a=IDS, b=TEXT), record(a="long"), "field b: record games.Event has no field for this column"),
-    (struct(a=IDS), record(a="long", b="string"), "field b: no column is written to it"),
-    (struct(a=struct(b=IDS)), record(a={**json.loads(record(c="long")), "name": "A"}), "field a.b: record games.A"),
+    (struct(a=IDS), record_text(a="int"), "field a: the column is bigint, and the schema has int"),
+    (struct(a=IDS), record_text(a="double"), "field a: the column is bigint, and the schema has double"),
+    (struct(a=T.DoubleType()), record_text(a="float"), "field a"),
+    (struct(a=TEXT), record_text(a="bytes"), "field a"),
+    (struct(a=TEXT), record_text(a=["null", "int"]), "field a: the column is string, and the schema has int"),
+    (struct(a=TEXT), record_text(a=["null", "int", "long"]), "field a: .* a union of null, int, long"),
+    (struct(a=T.TimestampType()), record_text(a="long"), "field a"),
+    (struct(a=IDS), record_text(a=logical("long", "timestamp-micros")), "field a"),
+    (struct(a=T.DecimalType(9, 2)), record_text(a=logical("bytes", "decimal", precision=9, scale=1)), "field a"),
+    (struct(a=T.DecimalType(9, 2)), record_text(a=logical("bytes", "decimal", precision=9, scale=3)), "field a"),
+    (struct(a=LIST), record_text(a={"type": "array", "items": "string"}), r"field a\[\]"),
+    (struct(a=T.MapType(IDS, TEXT)), record_text(a={"type": "map", "values": "string"}), "field a"),
+    (struct(a=IDS, b=TEXT), record_text(a="long"), "field b: record games.Event has no field for this column"),
+    (struct(a=IDS), record_text(a="long", b="string"), "field b: no column is written to it"),
+    (
+        struct(a=struct(b=IDS)),
+        record_text(a={**json.loads(record_text(c="long")), "name": "A"}),
+        "field a.b: record games.A",
+    ),
     (struct(a=IDS), json.dumps("long"), "the schema: the column is struct"),
 ]
 
@@ -219,7 +223,7 @@ def test_a_value_that_cannot_be_written_is_one_row_without_a_value(
     kind: T.DataType, schema: Any, values: list[Any], what: str
 ) -> None:
     """Without it one row stops the stream, takes its neighbours with it, or is written as something else."""
-    columns, text = struct(a=kind), record(a=schema)
+    columns, text = struct(a=kind), record_text(a=schema)
     write = record_writer(parse_text(text), columns)
 
     found = encoded(rows_of(columns, [{"a": value} for value in values]), write)

@@ -15,14 +15,7 @@ from router_schemas.avro.model import VALUE_END_BYTES, text_of
 from router_schemas.avro.parser import parse_text
 from tests.light import drawn
 from tests.schemas import avro_strategies as avro
-
-Json = Any
-
-
-def record(*fields: Json, name: str = "Event", **more: Json) -> Json:
-    """Return a record; a field is a pair of name and type, or an object."""
-    listed = [field if isinstance(field, dict) else {"name": field[0], "type": field[1]} for field in fields]
-    return {"type": "record", "name": name, "fields": listed, **more}
+from tests.schemas.avro_records import Json, avro_record
 
 
 def merged(*schemas: Json) -> MergedRecord:
@@ -39,7 +32,7 @@ def reader(*schemas: Json) -> Json:
 
 def one_type(*types: Json) -> Json:
     """Return what the types of one field in several versions become."""
-    (field,) = reader(*(record(("it", kind)) for kind in types))["fields"]
+    (field,) = reader(*(avro_record(("it", kind)) for kind in types))["fields"]
     return field["type"]
 
 
@@ -106,14 +99,14 @@ def test_a_record_that_is_cut_or_followed_by_bytes_is_found(lineage: Any, tail: 
 def test_a_schema_with_the_envelopes_names_is_refused() -> None:
     """Two types of one name would be read as each other."""
     with pytest.raises(ValueError, match="Router_end"):
-        reader_text(parse_text(json.dumps(record(("it", {"type": "fixed", "name": "Router_end", "size": 3})))))
+        reader_text(parse_text(json.dumps(avro_record(("it", {"type": "fixed", "name": "Router_end", "size": 3})))))
 
 
 def test_a_writer_is_told_to_spark_in_the_readers_names() -> None:
     """Avro's Java library has no alias for a name without namespace; the rows would all be dead letters."""
     suit = {"type": "enum", "name": "Suit", "symbols": ["HEARTS"]}
-    old = record(("was", "int"), ("s", suit), name="Event")
-    new = record({"name": "is", "type": "int", "aliases": ["was"]}, ("s", suit), name="Event", namespace="cards")
+    old = avro_record(("was", "int"), ("s", suit), name="Event")
+    new = avro_record({"name": "is", "type": "int", "aliases": ["was"]}, ("s", suit), name="Event", namespace="cards")
     reader = merged(old, new).reader
 
     text = writer_text(parse_text(json.dumps(old)), reader)
@@ -127,17 +120,17 @@ def test_a_writer_is_told_to_spark_in_the_readers_names() -> None:
 @pytest.mark.parametrize(
     "writer",
     [
-        record(("a", "int"), ("b", "int")),
-        record(("a", record(name="Old")), ("c", record(name="New"))),
+        avro_record(("a", "int"), ("b", "int")),
+        avro_record(("a", avro_record(name="Old")), ("c", avro_record(name="New"))),
     ],
     ids=["fields", "types"],
 )
 def test_a_writer_with_two_names_for_one_of_the_reader_is_refused(writer: Json) -> None:
     """The bytes of the one would be read as the other."""
-    renamed = {"name": "b", "type": ["null", record(name="New", aliases=["Old"])], "aliases": ["a"]}
+    renamed = {"name": "b", "type": ["null", avro_record(name="New", aliases=["Old"])], "aliases": ["a"]}
 
     with pytest.raises(ValueError, match="two"):
-        writer_text(parse_text(json.dumps(writer)), parse_text(json.dumps(record(renamed))))
+        writer_text(parse_text(json.dumps(writer)), parse_text(json.dumps(avro_record(renamed))))
 
 
 @pytest.mark.parametrize(
@@ -193,8 +186,8 @@ def timestamp(unit: str) -> Json:
         (["string", "int"], ["null", "string"], "union"),
         ("string", {"type": "array", "items": "string"}, "an array"),
         ({"type": "array", "items": "int"}, {"type": "map", "values": "int"}, "an array became a map"),
-        (record(name="A"), record(name="B"), "record A became record B"),
-        (record(name="A"), {"type": "enum", "name": "A", "symbols": []}, "record A became enum A"),
+        (avro_record(name="A"), avro_record(name="B"), "record A became record B"),
+        (avro_record(name="A"), {"type": "enum", "name": "A", "symbols": []}, "record A became enum A"),
         ({"type": "fixed", "name": "F", "size": 2}, {"type": "fixed", "name": "F", "size": 3}, "2 bytes became 3"),
         (timestamp("millis"), timestamp("micros"), "timestamp-millis became timestamp-micros"),
         ("long", timestamp("micros"), "none became timestamp-micros"),
@@ -207,7 +200,7 @@ def timestamp(unit: str) -> Json:
 )
 def test_what_would_be_read_wrong_is_refused(old: Json, new: Json, what: str) -> None:
     """Avro's own rules let some of these through, and the column would hold other values than were sent."""
-    found = merged(record(("it", old)), record(("it", new)))
+    found = merged(avro_record(("it", old)), avro_record(("it", new)))
 
     (conflict,) = found.conflicts
     assert (conflict.field, conflict.old, conflict.new) == ("it", "v1", "v2")
@@ -222,7 +215,7 @@ def test_decimals_of_one_scale_get_the_larger_precision() -> None:
 
 def test_an_added_field_is_null_where_it_was_not_written() -> None:
     """A default of the new version would make up values that nobody sent."""
-    found = reader(record(("a", "int")), record(("a", "int"), {"name": "b", "type": "int", "default": 7}))
+    found = reader(avro_record(("a", "int")), avro_record(("a", "int"), {"name": "b", "type": "int", "default": 7}))
 
     assert found["fields"] == [
         {"name": "a", "type": "int"},
@@ -232,7 +225,7 @@ def test_an_added_field_is_null_where_it_was_not_written() -> None:
 
 def test_a_removed_field_stays() -> None:
     """Older records still come out of the topic, with values in it."""
-    found = reader(record(("a", "int"), ("b", "int")), record(("a", "int")))
+    found = reader(avro_record(("a", "int"), ("b", "int")), avro_record(("a", "int")))
 
     assert [field["type"] for field in found["fields"]] == ["int", ["null", "int"]]
 
@@ -242,7 +235,7 @@ def test_a_renamed_field_is_one_column_with_its_newest_name() -> None:
     renamed = {"name": "amount", "type": "long", "aliases": ["sum"]}
     again = {"name": "total", "type": "long", "aliases": ["amount"]}
 
-    (field,) = reader(record(("sum", "int")), record(renamed), record(again))["fields"]
+    (field,) = reader(avro_record(("sum", "int")), avro_record(renamed), avro_record(again))["fields"]
 
     assert (field["name"], field["type"]) == ("total", "long")
     assert sorted(field["aliases"]) == ["amount", "sum"]
@@ -250,16 +243,16 @@ def test_a_renamed_field_is_one_column_with_its_newest_name() -> None:
 
 def test_a_field_beside_its_own_alias_is_another_column() -> None:
     """While a producer writes both names, each column holds what was written under its name."""
-    both = record(("sum", "int"), {"name": "amount", "type": "int", "aliases": ["sum"]})
+    both = avro_record(("sum", "int"), {"name": "amount", "type": "int", "aliases": ["sum"]})
 
-    assert [field["name"] for field in reader(record(("sum", "int")), both)["fields"]] == ["sum", "amount"]
+    assert [field["name"] for field in reader(avro_record(("sum", "int")), both)["fields"]] == ["sum", "amount"]
 
 
 def test_a_former_name_beside_the_new_one_is_refused() -> None:
     """Both fields would be one column, and one value lost."""
-    renamed = record({"name": "amount", "type": "int", "aliases": ["sum"]})
+    renamed = avro_record({"name": "amount", "type": "int", "aliases": ["sum"]})
 
-    found = merged(record(("sum", "int")), renamed, record(("sum", "int"), ("amount", "int")))
+    found = merged(avro_record(("sum", "int")), renamed, avro_record(("sum", "int"), ("amount", "int")))
 
     assert [(conflict.old, conflict.new) for conflict in found.conflicts] == [("v1", "v3")]
     assert "sum" in found.conflicts[0].what
@@ -268,25 +261,25 @@ def test_a_former_name_beside_the_new_one_is_refused() -> None:
 
 def test_a_name_that_comes_back_is_the_same_column() -> None:
     """A rename that was taken back must not make a second column."""
-    renamed = record({"name": "amount", "type": "int", "aliases": ["sum"]})
+    renamed = avro_record({"name": "amount", "type": "int", "aliases": ["sum"]})
 
-    (field,) = reader(record(("sum", "int")), renamed, record(("sum", "int")))["fields"]
+    (field,) = reader(avro_record(("sum", "int")), renamed, avro_record(("sum", "int")))["fields"]
 
     assert (field["name"], field["aliases"]) == ("sum", ["amount"])
 
 
 def test_a_record_in_another_namespace_is_the_same_record() -> None:
     """Companies rename packages; the tables stay."""
-    found = reader(record(("a", "int"), namespace="old"), record(("b", "int"), namespace="new.owner"))
+    found = reader(avro_record(("a", "int"), namespace="old"), avro_record(("b", "int"), namespace="new.owner"))
 
     assert (found["name"], found["aliases"]) == ("new.owner.Event", ["old.Event"])
 
 
 def test_a_type_used_in_two_places_is_merged_for_both() -> None:
     """A name has one definition in a schema, so a field added in one place is there in the other."""
-    small, large = record(("x", "int"), name="Point"), record(("x", "int"), ("y", "int"), name="Point")
+    small, large = avro_record(("x", "int"), name="Point"), avro_record(("x", "int"), ("y", "int"), name="Point")
 
-    found = reader(record(("from", small)), record(("to", large), ("from", "Point")))
+    found = reader(avro_record(("from", small)), avro_record(("to", large), ("from", "Point")))
 
     assert [field["name"] for field in found["fields"]] == ["from", "to"]
     assert [field["name"] for field in found["fields"][0]["type"]["fields"]] == ["x", "y"]
@@ -295,8 +288,10 @@ def test_a_type_used_in_two_places_is_merged_for_both() -> None:
 @pytest.mark.parametrize("split", [True, False], ids=["one became two", "two became one"])
 def test_types_that_split_or_join_are_refused(split: bool) -> None:
     """One name would stand for two layouts, and the one be read as the other."""
-    two = record(("p", record(("x", "int"), name="a.Point")), ("q", record(("x", "int"), name="b.Point")))
-    one = record(("p", record(("x", "int"), name="c.Point")), ("q", "c.Point"))
+    two = avro_record(
+        ("p", avro_record(("x", "int"), name="a.Point")), ("q", avro_record(("x", "int"), name="b.Point"))
+    )
+    one = avro_record(("p", avro_record(("x", "int"), name="c.Point")), ("q", "c.Point"))
 
     found = merged(one, two) if split else merged(two, one)
 
@@ -306,9 +301,9 @@ def test_types_that_split_or_join_are_refused(split: bool) -> None:
 def test_the_finding_names_the_version_that_shaped_the_field() -> None:
     """Whoever repairs it has to know which two versions to look at."""
     found = merged(
-        record(("p", record(("x", "int"), name="P"))),
-        record(("p", record(("x", "long"), name="P"))),
-        record(("p", record(("x", "string"), name="P"))),
+        avro_record(("p", avro_record(("x", "int"), name="P"))),
+        avro_record(("p", avro_record(("x", "long"), name="P"))),
+        avro_record(("p", avro_record(("x", "string"), name="P"))),
     )
 
     (conflict,) = found.conflicts
@@ -321,12 +316,12 @@ def test_paths_step_into_arrays_and_maps() -> None:
     inside = {"type": "map", "values": {"type": "array", "items": "int"}}
     other = {"type": "map", "values": {"type": "array", "items": "string"}}
 
-    assert merged(record(("m", inside)), record(("m", other))).conflicts[0].field == "m{}[]"
+    assert merged(avro_record(("m", inside)), avro_record(("m", other))).conflicts[0].field == "m{}[]"
 
 
 def test_versions_left_out_can_be_merged_with_each_other() -> None:
     """They are the next class; the versions after them that fit are not lost."""
-    versions = [record(("a", kind)) for kind in ("int", "string", "long", "bytes")]
+    versions = [avro_record(("a", kind)) for kind in ("int", "string", "long", "bytes")]
 
     found = merged(*versions)
 
@@ -337,8 +332,8 @@ def test_versions_left_out_can_be_merged_with_each_other() -> None:
 
 def test_a_recursive_record_is_merged() -> None:
     """The columns cannot have it, but the conflict must say that and the driver must not hang."""
-    first = record(("next", ["null", "Event"]), ("a", "int"))
-    second = record(("next", ["null", "Event"]), ("a", "long"))
+    first = avro_record(("next", ["null", "Event"]), ("a", "int"))
+    second = avro_record(("next", ["null", "Event"]), ("a", "long"))
 
     found = reader(first, second)
 
@@ -353,7 +348,7 @@ def test_nothing_to_merge_is_refused() -> None:
 
 def test_a_thousand_types_in_ten_versions_take_seconds_at_most() -> None:
     """A batch waits for it."""
-    types = [record((f"f{n}", "int"), name=f"T{n}") for n in range(1000)]
-    versions = [record(*((f"t{n}", one) for n, one in enumerate(types[: 100 * (v + 1)]))) for v in range(10)]
+    types = [avro_record((f"f{n}", "int"), name=f"T{n}") for n in range(1000)]
+    versions = [avro_record(*((f"t{n}", one) for n, one in enumerate(types[: 100 * (v + 1)]))) for v in range(10)]
 
     assert len(reader(*versions)["fields"]) == 1000

@@ -25,13 +25,7 @@ from router_schemas.avro.parser import MAX_FIXED_BYTES, is_name, parse_resolved,
 from router_schemas.model import RegisteredSchema, ResolvedSchema
 from tests.light import drawn
 from tests.schemas import avro_strategies as avro
-
-Json = Any
-
-
-def record(*fields: tuple[str, Json], name: str = "Event", **more: Json) -> Json:
-    """Return a record."""
-    return {"type": "record", "name": name, "fields": [{"name": n, "type": t} for n, t in fields], **more}
+from tests.schemas.avro_records import Json, avro_record
 
 
 def parsed(schema: Json, **imports: Json) -> Json:
@@ -114,10 +108,10 @@ def test_any_text_is_refused_or_a_schema(text: str) -> None:
 
 def test_imported_types_are_defined_at_their_first_use() -> None:
     """Spark gets one text, and reads it from the front."""
-    point = record(("x", "int"), name="Point", namespace="geo")
-    line = record(("from", "Point"), ("to", "Point"), name="Line", namespace="geo")
+    point = avro_record(("x", "int"), name="Point", namespace="geo")
+    line = avro_record(("from", "Point"), ("to", "Point"), name="Line", namespace="geo")
 
-    found = parsed(record(("at", "geo.Line"), ("last", "geo.Point")), point=point, line=line)
+    found = parsed(avro_record(("at", "geo.Line"), ("last", "geo.Point")), point=point, line=line)
 
     inner = found["fields"][0]["type"]
     assert inner["fields"][0]["type"] == {
@@ -130,20 +124,20 @@ def test_imported_types_are_defined_at_their_first_use() -> None:
 
 def test_an_import_under_two_names_is_one() -> None:
     """Two schemas may import a third under names of their own."""
-    point = record(("x", "int"), name="Point")
+    point = avro_record(("x", "int"), name="Point")
 
-    assert parsed(record(("at", "Point")), one=point, two=point) == parsed(record(("at", point)))
+    assert parsed(avro_record(("at", "Point")), one=point, two=point) == parsed(avro_record(("at", point)))
 
 
 def test_what_is_imported_and_not_used_is_dropped() -> None:
     """The text is part of every plan."""
-    assert parsed(record(("a", "int")), other=record(name="Other")) == record(("a", "int"))
+    assert parsed(avro_record(("a", "int")), other=avro_record(name="Other")) == avro_record(("a", "int"))
 
 
 def test_a_registered_schema_is_read_with_its_imports() -> None:
     """This is how the registry's client hands them over."""
-    registered = RegisteredSchema(7, "AVRO", json.dumps(record(("at", "Point"))))
-    closed = ResolvedSchema(registered, {"Point": json.dumps(record(("x", "int"), name="Point"))})
+    registered = RegisteredSchema(7, "AVRO", json.dumps(avro_record(("at", "Point"))))
+    closed = ResolvedSchema(registered, {"Point": json.dumps(avro_record(("x", "int"), name="Point"))})
 
     assert list(parse_resolved(closed).types) == ["Event", "Point"]
 
@@ -152,7 +146,7 @@ def test_names_without_a_namespace_are_found_from_inside_of_one() -> None:
     """Avro's Java library finds them, so producers have such schemas."""
     shared = {"type": "enum", "name": "Suit", "symbols": ["HEARTS"]}
 
-    found = parsed(record(("suit", "Suit"), name="a.Event"), suit=shared)
+    found = parsed(avro_record(("suit", "Suit"), name="a.Event"), suit=shared)
 
     assert found["fields"][0]["type"] == {"name": "Suit", "type": "enum", "symbols": ["HEARTS"], "namespace": ""}
 
@@ -161,11 +155,11 @@ def test_a_name_that_would_be_read_as_another_is_refused() -> None:
     """Spark would read the one type with the bytes of the other."""
     bare = {"type": "enum", "name": "Suit", "namespace": "", "symbols": ["A"]}
     own = {"type": "fixed", "name": "Suit", "size": 1}
-    inner = record(("one", own), ("other", "Suit"), name="a.Inner")
-    schema = parse_text(json.dumps(record(("x", bare), ("in", inner))))
+    inner = avro_record(("one", own), ("other", "Suit"), name="a.Inner")
+    schema = parse_text(json.dumps(avro_record(("x", bare), ("in", inner))))
 
     assert text_of(schema)  # `other` is the one in the namespace
-    twice = record(("x", bare), ("y", "Suit"), ("in", own), name="a.Event")
+    twice = avro_record(("x", bare), ("y", "Suit"), ("in", own), name="a.Event")
     with pytest.raises(ValueError, match="has no namespace"):
         text_of(parse_text(json.dumps(twice)))
 
@@ -174,19 +168,23 @@ def test_a_name_that_would_be_read_as_another_is_refused() -> None:
     ("schema", "where", "what"),
     [
         ("Missing", "the schema", "no type 'Missing'"),
-        (record(("a", {"type": "array", "items": "Missing"})), "Event.a[]", "no type 'Missing'"),
-        (record(("a", {"type": "map", "values": 3})), "Event.a{}", "not 3"),
-        (record(("a", record(name="Event"))), "Event.a", "defined twice"),
-        (record(("a", "int"), ("a", "int")), "Event", "field a is defined twice"),
-        (record(("a", ["int", ["string"]])), "Event.a", "union"),
-        (record(("a", ["int", "string", "int"])), "Event.a", "'int' twice"),
-        (record(("a", [{"type": "array", "items": "int"}, {"type": "array", "items": "string"}])), "Event.a", "array"),
-        (record(("a", record(("b", "x"), name="n.Inner"))), "n.Inner.b", "no type 'x'"),
-        (record(("a-b", "int")), "Event", "'a-b' cannot be"),
-        (record(("", "int")), "Event", "cannot be"),
-        (record(name="a..b"), "the schema", "'a..b' cannot be"),
-        (record(name="string"), "the schema", "'string' cannot be"),
-        (record(name="Event`; drop"), "the schema", "cannot be"),
+        (avro_record(("a", {"type": "array", "items": "Missing"})), "Event.a[]", "no type 'Missing'"),
+        (avro_record(("a", {"type": "map", "values": 3})), "Event.a{}", "not 3"),
+        (avro_record(("a", avro_record(name="Event"))), "Event.a", "defined twice"),
+        (avro_record(("a", "int"), ("a", "int")), "Event", "field a is defined twice"),
+        (avro_record(("a", ["int", ["string"]])), "Event.a", "union"),
+        (avro_record(("a", ["int", "string", "int"])), "Event.a", "'int' twice"),
+        (
+            avro_record(("a", [{"type": "array", "items": "int"}, {"type": "array", "items": "string"}])),
+            "Event.a",
+            "array",
+        ),
+        (avro_record(("a", avro_record(("b", "x"), name="n.Inner"))), "n.Inner.b", "no type 'x'"),
+        (avro_record(("a-b", "int")), "Event", "'a-b' cannot be"),
+        (avro_record(("", "int")), "Event", "cannot be"),
+        (avro_record(name="a..b"), "the schema", "'a..b' cannot be"),
+        (avro_record(name="string"), "the schema", "'string' cannot be"),
+        (avro_record(name="Event`; drop"), "the schema", "cannot be"),
         ({"type": "record", "name": "E"}, "E", "`fields` is missing"),
         ({"type": "record", "fields": []}, "the schema", "`name` is missing"),
         ({"type": "record", "name": "E", "fields": {}}, "E", "list"),
@@ -232,12 +230,12 @@ def test_a_long_name_is_cut_in_the_message() -> None:
 @pytest.mark.parametrize(
     ("schema", "name"),
     [
-        (record(("a", "int"), name="R", namespace="com.my-shop.events"), "com.my-shop.events.R"),
-        (record(("a", "int"), name="R", namespace="com.shop.Outer$"), "com.shop.Outer$.R"),
-        (record(("a", "int"), name="my-shop.Outer$.R"), "my-shop.Outer$.R"),
-        (record(("a", "int"), name="R", namespace="2026.1a.b c"), "2026.1a.b c.R"),
-        (record(("a", "int"), name="R", namespace=None), "R"),
-        (record(("a", "int"), name="R", namespace=""), "R"),
+        (avro_record(("a", "int"), name="R", namespace="com.my-shop.events"), "com.my-shop.events.R"),
+        (avro_record(("a", "int"), name="R", namespace="com.shop.Outer$"), "com.shop.Outer$.R"),
+        (avro_record(("a", "int"), name="my-shop.Outer$.R"), "my-shop.Outer$.R"),
+        (avro_record(("a", "int"), name="R", namespace="2026.1a.b c"), "2026.1a.b c.R"),
+        (avro_record(("a", "int"), name="R", namespace=None), "R"),
+        (avro_record(("a", "int"), name="R", namespace=""), "R"),
     ],
     ids=str,
 )
@@ -260,7 +258,7 @@ def test_a_type_with_a_null_namespace_is_in_the_one_around_it() -> None:
     """Avro's Java library reads null as no attribute."""
     suit = {"type": "enum", "name": "Suit", "namespace": None, "symbols": ["HEARTS"]}
 
-    found = parse_text(json.dumps(record(("a", suit), ("b", "Suit"), ("c", "x-y.Suit"), name="x-y.Event")))
+    found = parse_text(json.dumps(avro_record(("a", suit), ("b", "Suit"), ("c", "x-y.Suit"), name="x-y.Event")))
 
     assert list(found.types) == ["x-y.Event", "x-y.Suit"]
 
@@ -269,13 +267,13 @@ def test_a_type_with_a_null_namespace_is_in_the_one_around_it() -> None:
 def test_a_namespace_of_no_name_is_refused(space: str) -> None:
     """Half of a surrogate pair would stop the batch that writes the record's name into a table."""
     with pytest.raises(ValueError, match="cannot be a name"):
-        parse_text(json.dumps(record(("a", "int"), name="R", namespace=space)))
+        parse_text(json.dumps(avro_record(("a", "int"), name="R", namespace=space)))
 
 
 @pytest.mark.parametrize("name", ["größe", "_a1", "名前", "a٣"])
 def test_letters_of_any_script_are_names(name: str) -> None:
     """Avro's Java library takes them, so producers have them."""
-    assert parsed(record((name, "int"))) == record((name, "int"))
+    assert parsed(avro_record((name, "int"))) == avro_record((name, "int"))
 
 
 def nested(depth: int) -> Json:
@@ -289,7 +287,7 @@ def nested(depth: int) -> Json:
 def chain(length: int) -> dict[str, Json]:
     """Return records of which each has the one before as a field."""
     names = ["int", *(f"T{n}" for n in range(length))]
-    return {name: record(("x", inner), name=name) for inner, name in pairwise(names)}
+    return {name: avro_record(("x", inner), name=name) for inner, name in pairwise(names)}
 
 
 @pytest.mark.parametrize("depth", [MAX_TYPE_DEPTH + 1, 200, 400], ids=str)
@@ -305,17 +303,17 @@ def test_schemas_nested_too_deep_are_refused(depth: int) -> None:
 
 def test_schemas_of_some_depth_are_read() -> None:
     """Nobody who nests with reason is refused."""
-    assert parsed(record(("a", nested(40)))) == record(("a", nested(40)))
+    assert parsed(avro_record(("a", nested(40)))) == avro_record(("a", nested(40)))
     assert len(parse_text(json.dumps("T29"), {k: json.dumps(v) for k, v in chain(30).items()}).types) == 30
 
 
 @pytest.mark.parametrize(
     ("schema", "expected"),
     [
-        (record(("a", "int")), ()),
-        (record(("a", ["null", "Event"])), ("Event",)),
-        (record(("a", record(("b", {"type": "array", "items": "Event"}), name="B"))), ("Event", "B")),
-        (record(("a", record(("b", {"type": "map", "values": "B"}), name="B"))), ("B",)),
+        (avro_record(("a", "int")), ()),
+        (avro_record(("a", ["null", "Event"])), ("Event",)),
+        (avro_record(("a", avro_record(("b", {"type": "array", "items": "Event"}), name="B"))), ("Event", "B")),
+        (avro_record(("a", avro_record(("b", {"type": "map", "values": "B"}), name="B"))), ("B",)),
     ],
     ids=["none", "itself", "through another", "inside"],
 )
@@ -346,27 +344,27 @@ def test_types_that_contain_themselves_are_found(schema: Json, expected: tuple[s
 )
 def test_a_logical_type_that_does_not_fit_is_ignored(kind: Json, kept: bool) -> None:
     """Avro's rule: its values are those of the type without it."""
-    assert ("logicalType" in json.dumps(parsed(record(("it", kind))))) == kept
+    assert ("logicalType" in json.dumps(parsed(avro_record(("it", kind))))) == kept
 
 
 def test_defaults_and_other_attributes_are_dropped() -> None:
     """A wrong default harms no reader of ours, and what somebody wrote must not reach Spark's options."""
     wordy = {"name": "a", "type": {"type": "int", "spark.sql.catalyst.type": "x"}, "default": "no", "doc": "d"}
 
-    assert parsed({"type": "record", "name": "E", "fields": [wordy], "doc": "d"}) == record(("a", "int"), name="E")
+    assert parsed({"type": "record", "name": "E", "fields": [wordy], "doc": "d"}) == avro_record(("a", "int"), name="E")
 
 
 def test_types_may_be_written_with_more_braces() -> None:
     """Some libraries do so."""
-    assert parsed(record(("a", {"type": {"type": "int"}}), ("b", {"type": ["int", "null"]}))) == (
-        record(("a", "int"), ("b", ["int", "null"]))
+    assert parsed(avro_record(("a", {"type": {"type": "int"}}), ("b", {"type": ["int", "null"]}))) == (
+        avro_record(("a", "int"), ("b", ["int", "null"]))
     )
 
 
 def test_ten_megabytes_are_read() -> None:
     """A generated schema may be as long; it comes once, and a batch waits for it."""
     fields = [(f"field_with_a_long_name_{n}", ["null", {"type": "string", "doc": "x" * 60}]) for n in range(75_000)]
-    text = json.dumps(record(*fields))
+    text = json.dumps(avro_record(*fields))
 
     assert len(text) > 10_000_000
     assert len(parse_text(text).types["Event"].fields) == 75_000  # type: ignore[union-attr]

@@ -16,18 +16,12 @@ from router_schemas.avro.parser import parse_text
 from router_schemas.avro.spark_types import Mapped, map_schema
 from router_schemas.model import REFUSED_CHARACTERS, column_names
 from tests.schemas import avro_strategies as avro
-
-Json = Any
-
-
-def record(*fields: tuple[str, Json], name: str = "Event") -> Json:
-    """Return a record."""
-    return {"type": "record", "name": name, "fields": [{"name": n, "type": t} for n, t in fields]}
+from tests.schemas.avro_records import Json, avro_record
 
 
 def columns(*fields: tuple[str, Json]) -> Mapped:
     """Return the columns of a record."""
-    return map_schema(parse_text(json.dumps(record(*fields))))
+    return map_schema(parse_text(json.dumps(avro_record(*fields))))
 
 
 def logical(kind: str, logical_type: str, **more: Json) -> Json:
@@ -44,13 +38,13 @@ TYPES: list[tuple[Json, str]] = [
     ({"type": "fixed", "name": "F", "size": 2}, "binary"),
     ({"type": "array", "items": ["null", "int"]}, "array<int>"),
     ({"type": "map", "values": {"type": "array", "items": "long"}}, "map<string,array<bigint>>"),
-    (record(("a", "int"), name="R"), "struct<a:int>"),
+    (avro_record(("a", "int"), name="R"), "struct<a:int>"),
     (["null", "string"], "string"),
     (["string"], "string"),
     (["int", "long"], "bigint"),
     (["null", "double", "float"], "double"),
     (["string", "int"], "struct<member0:string,member1:int>"),
-    (["null", "bytes", record(("a", "int"), name="R")], "struct<member0:binary,member1:struct<a:int>>"),
+    (["null", "bytes", avro_record(("a", "int"), name="R")], "struct<member0:binary,member1:struct<a:int>>"),
     (["int", "long", "string"], "struct<member0:int,member1:bigint,member2:string>"),
     (logical("int", "date"), "date"),
     (logical("long", "timestamp-millis"), "timestamp"),
@@ -121,8 +115,8 @@ def test_everything_may_be_null(lineage: Any) -> None:
 
 def test_fields_without_values_have_no_column() -> None:
     """Delta can keep neither a column of nulls nor a struct without fields, and would refuse the batch."""
-    empty = record(name="Empty")
-    inner = record(("gone", "null"), ("kept", "int"), name="Inner")
+    empty = avro_record(name="Empty")
+    inner = avro_record(("gone", "null"), ("kept", "int"), name="Inner")
 
     found = columns(
         ("nothing", "null"),
@@ -139,7 +133,7 @@ def test_fields_without_values_have_no_column() -> None:
 
 def test_names_that_differ_by_case_become_two_columns() -> None:
     """Spark finds neither of them otherwise, and every row would come out null."""
-    inner = {"type": "array", "items": record(("a", "int"), ("A", "int"), name="Inner")}
+    inner = {"type": "array", "items": avro_record(("a", "int"), ("A", "int"), name="Inner")}
 
     found = columns(("id", "int"), ("ID", "string"), ("in", inner))
 
@@ -152,7 +146,7 @@ def test_names_that_differ_by_case_become_two_columns() -> None:
 
 def test_a_renamed_column_still_reads_what_was_written() -> None:
     """The alias is what leads from the record to the column."""
-    schema = record(("id", "int"), ("ID", "string"))
+    schema = avro_record(("id", "int"), ("ID", "string"))
     found = columns(("id", "int"), ("ID", "string"))
 
     row = avro.read(avro.written(schema, {"id": 1, "ID": "x"}), schema, text_of(found.reader))
@@ -163,9 +157,9 @@ def test_a_renamed_column_still_reads_what_was_written() -> None:
 @pytest.mark.parametrize(
     ("schema", "where"),
     [
-        (record(("a", ["null", "Event"])), "Event.a"),
-        (record(("a", {"type": "array", "items": "Event"})), "Event.a[]"),
-        (record(("a", record(("b", {"type": "map", "values": "B"}), name="B"))), "Event.a.b{}"),
+        (avro_record(("a", ["null", "Event"])), "Event.a"),
+        (avro_record(("a", {"type": "array", "items": "Event"})), "Event.a[]"),
+        (avro_record(("a", avro_record(("b", {"type": "map", "values": "B"}), name="B"))), "Event.a.b{}"),
     ],
     ids=["itself", "items", "values"],
 )
@@ -177,7 +171,9 @@ def test_a_recursive_type_is_refused_by_its_place(schema: Json, where: str) -> N
     assert str(caught.value).startswith(f"{where}: ")
 
 
-@pytest.mark.parametrize("schema", ["int", {"type": "array", "items": "int"}, record(), record(("a", "null"))], ids=str)
+@pytest.mark.parametrize(
+    "schema", ["int", {"type": "array", "items": "int"}, avro_record(), avro_record(("a", "null"))], ids=str
+)
 def test_an_event_is_a_record_with_fields(schema: Json) -> None:
     """There would be a table without columns."""
     with pytest.raises(ValueError, match="an event is a record"):
@@ -187,12 +183,12 @@ def test_an_event_is_a_record_with_fields(schema: Json) -> None:
 def test_a_union_with_a_member_that_cannot_be_kept_is_refused() -> None:
     """Leaving the member out would move the others to each other's columns."""
     with pytest.raises(ValueError, match=r"^Event\.a: .*member"):
-        columns(("a", ["int", "string", record(name="Empty")]))
+        columns(("a", ["int", "string", avro_record(name="Empty")]))
 
 
 def test_an_event_may_be_one_of_several_records() -> None:
     """Some topics have a union of the records that they carry."""
-    union = [record(("a", "int"), name="A"), record(("b", "int"), name="B")]
+    union = [avro_record(("a", "int"), name="A"), avro_record(("b", "int"), name="B")]
 
     struct = map_schema(parse_text(json.dumps(union))).struct
 
@@ -201,9 +197,9 @@ def test_an_event_may_be_one_of_several_records() -> None:
 
 def test_a_small_schema_cannot_describe_millions_of_columns() -> None:
     """Thirty lines in a registry would take the driver's memory."""
-    imports = {"T0": json.dumps(record(("x", "int"), name="T0"))}
+    imports = {"T0": json.dumps(avro_record(("x", "int"), name="T0"))}
     for level in range(1, 30):
-        pair = record(("l", f"T{level - 1}"), ("r", f"T{level - 1}"), name=f"T{level}")
+        pair = avro_record(("l", f"T{level - 1}"), ("r", f"T{level - 1}"), name=f"T{level}")
         imports[f"T{level}"] = json.dumps(pair)
 
     with pytest.raises(ValueError, match="columns"):
@@ -212,7 +208,7 @@ def test_a_small_schema_cannot_describe_millions_of_columns() -> None:
 
 def test_a_flat_text_cannot_describe_endless_levels() -> None:
     """Each type names the one before it, so no place of the text is deep, but the struct is."""
-    types = [record(("x", f"T{n - 1}" if n else "int"), name=f"T{n}") for n in range(150)]
+    types = [avro_record(("x", f"T{n - 1}" if n else "int"), name=f"T{n}") for n in range(150)]
 
     with pytest.raises(ValueError, match="levels"):
         columns(*((f"f{n}", one) for n, one in enumerate(types)))

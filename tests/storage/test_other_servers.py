@@ -40,7 +40,7 @@ from router.delta.maintenance import MaintenanceOptions, maintain_table
 from router.delta.table_cache import TableCache
 from router.storage import files as storage
 from router_demo.embedded import free_ports
-from tests.delta.test_upsert import Table, record
+from tests.delta.keyed_table import MergedTable, record
 from tests.storage.test_log_tail import batches, take
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def test_rows_of_many_batches_are_merged(server: tuple[str, dict[str, str]]) -> 
     """Without it nobody knows whether upserts land there: Azurite took the first batch of a process and no other."""
     name, options = server
     for root in ROOTS[name]:
-        table = Table(Lake.at(f"{root}-merged", options))
+        table = MergedTable(Lake.at(f"{root}-merged", options))
         for batch in range(10):
             table.take(record("a", 2 * batch, batch), record(f"k{batch}", 2 * batch + 1, batch))
 

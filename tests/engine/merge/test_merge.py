@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.sinks import KeyedTable
 from router.delta.parquet_writer import Staging
 from router.engine.label.layout import DEAD_SCHEMA
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, merge_task, rows_by_table
@@ -27,17 +26,11 @@ from router.engine.merge.delta_spark import (
     DecisionInput,
     decide_answers,
 )
+from tests.delta.keyed_table import COLUMNS, KEYED, record
 from tests.delta.model import BEGIN, Record, lane
 
 if TYPE_CHECKING:
     from router.delta.lake import Lake
-
-KEYED = KeyedTable(("k",))
-COLUMNS = {"k": pa.string(), "v": pa.int64()}
-
-
-def record(key: Any, offset: int, value: Any = None, **about: Any) -> Record:
-    return Record((key,), offset, values=(("v", value),), **about)
 
 
 def rows(*records: tuple[str, Record]) -> pa.Table:
