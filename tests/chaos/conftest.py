@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from router.config.loader import load_config
 from router.config.models import Trigger
@@ -131,3 +132,11 @@ def start() -> Iterator[Callable[..., RouterProcess]]:
 def router_run(start) -> Callable[..., RouterProcess]:
     """Start `router run`, as a user would."""
     return lambda config, *arguments: start(config, *arguments, command=("-m", "router", "run"))
+
+
+def delete_records_before(topic: Topic, offsets: Sequence[int]) -> None:
+    """Let the broker delete a topic's records, as it does when they are too old."""
+    admin = AdminClient({"bootstrap.servers": topic.servers})
+    asked = [TopicPartition(topic.name, partition, offset) for partition, offset in enumerate(offsets)]
+    for done in admin.delete_records(asked).values():
+        done.result(60)

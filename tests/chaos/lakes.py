@@ -80,3 +80,15 @@ def unreferenced(lake: Path) -> list[Path]:
         known = {Path(uri).name for uri in DeltaTable(folder).file_uris()}
         found += [file for file in folder.glob("*.parquet") if file.name not in known]
     return found
+
+
+def uncommitted_files(lake: Path) -> list[Path]:
+    """Return the staged files that no commit refers to."""
+    found = []
+    staged = *lake.glob("*/*/*.parquet"), *lake.glob("_staged/*/*/*.parquet")  # the latter with `commit: spark`
+    for folder in {file.parent for file in staged}:
+        known = set()
+        if (folder / "_delta_log").exists():
+            known = {name.rsplit("/", 1)[-1] for name in DeltaTable(folder).file_uris()}
+        found += [file for file in folder.glob("*.parquet") if file.name not in known]
+    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from router import StartError
@@ -11,7 +10,7 @@ from router.engine import ledger
 from router.engine.retryable_errors import is_temporary
 from router.engine.start.spark_checkpoint import SparkNotes
 from tests.chaos import lakes
-from tests.chaos.conftest import PARTITIONS, configuration
+from tests.chaos.conftest import PARTITIONS, configuration, delete_records_before
 from tests.kills import CrashError
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -29,14 +28,6 @@ def send(topic) -> None:
         topic.send([EVENT] * many, partition)
 
 
-def delete_before(topic, offsets) -> None:
-    """Let the broker delete a topic's records, as it does when they are too old."""
-    admin = AdminClient({"bootstrap.servers": topic.servers})
-    asked = [TopicPartition(topic.name, partition, offset) for partition, offset in enumerate(offsets)]
-    for done in admin.delete_records(asked).values():
-        done.result(60)
-
-
 @pytest.fixture
 def expired(drain, new_topic, tmp_path):
     """Read one round, send another, and let some of it be deleted; return the configuration."""
@@ -45,7 +36,7 @@ def expired(drain, new_topic, tmp_path):
     send(topic)
     drain(config)
     send(topic)
-    delete_before(topic, KEPT)
+    delete_records_before(topic, KEPT)
     return config, topic
 
 

@@ -243,21 +243,9 @@ def test_staged_files_that_a_power_cut_emptied_are_landed_again(drain, topic, tm
         lakes.read(lake, table)
 
 
-def staged_files(lake: Path) -> list[Path]:
-    """Return the staged files that no commit refers to."""
-    found = []
-    staged = *lake.glob("*/*/*.parquet"), *lake.glob("_staged/*/*/*.parquet")  # the latter with `commit: spark`
-    for folder in {file.parent for file in staged}:
-        known = set()
-        if (folder / "_delta_log").exists():
-            known = {name.rsplit("/", 1)[-1] for name in DeltaTable(folder).file_uris()}
-        found += [file for file in folder.glob("*.parquet") if file.name not in known]
-    return found
-
-
 def uncommitted(lake: Path) -> list[Path]:
     """Return the staged files that no commit refers to; there are some."""
-    found = staged_files(lake)
+    found = lakes.uncommitted_files(lake)
     assert found
     return found
 

@@ -13,8 +13,7 @@ from router.engine.reprocess.context import ReprocessContext
 from router.engine.reprocess.refresh import Refresh
 from router.errors import StartError
 from tests.chaos import lakes
-from tests.chaos.conftest import GAMES, WINS, configuration
-from tests.chaos.test_lost_records import delete_before
+from tests.chaos.conftest import GAMES, WINS, configuration, delete_records_before
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -56,7 +55,7 @@ def test_tables_are_made_anew_of_the_topic(drain, new_topic, spark, registry, tm
     assert {one.table for one in done.done} == set(silver)
     assert lakes.differences({t: after[t] for t in silver}, {t: before[t] for t in silver}) == []
 
-    delete_before(topic, (3, 0, 0))
+    delete_records_before(topic, (3, 0, 0))
     with pytest.raises(StartError, match="begins with offset 3"):
         refreshed()
 

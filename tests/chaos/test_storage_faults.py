@@ -16,7 +16,6 @@ from router.engine.retryable_errors import is_temporary
 from router.errors import first_line
 from tests.chaos import lakes
 from tests.chaos.conftest import configuration
-from tests.chaos.test_lost_state import staged_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,5 +94,5 @@ def test_the_stream_waits_for_room_and_goes_on(router_run, new_topic, small_disk
     assert left == []
     assert len(lakes.places(lake)) == lakes.places(lake).total() == EVENTS
     assert {game: lakes.rows(lake, f"silver.{game}").total() for game in games} == dict(games)
-    assert staged_files(lake) == []
+    assert lakes.uncommitted_files(lake) == []
     assert not (lake / "quarantine").exists()

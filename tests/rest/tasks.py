@@ -19,7 +19,7 @@ from router.delta.commit import StagedParts
 from router_encoders.outbox_rows import as_it_is
 from router_rest.answers.classifier import Policy
 from router_rest.delivery import job as delivery_job
-from router_rest.delivery.batcher import CallSize
+from router_rest.delivery.batcher import LIMIT_KEY_COLUMN, CallSize
 from router_rest.delivery.call import RequestForm
 from router_rest.delivery.job import BatchJob, allowed_refusals
 from router_rest.delivery.partitioner import PartitionPlan
@@ -259,3 +259,10 @@ def shorten_rounds(patch: pytest.MonkeyPatch) -> None:
     ):
         patch.setattr(module, name, seconds)
     patch.setattr(delivery_job, "bounded_batches", nullcontext)
+
+
+def rows_of_accounts(accounts: Sequence[str | None], *, first: int = 0) -> pa.RecordBatch:
+    """Return rows of accounts, as a task gets them."""
+    found = rows(range(first, first + len(accounts)))
+    keys = pa.array([None if one is None else one.encode() for one in accounts], pa.binary())
+    return pa.RecordBatch.from_arrays([*found.columns, keys], [*found.schema.names, LIMIT_KEY_COLUMN])

@@ -15,8 +15,8 @@ from router_rest.delivery.send_plan import http_options, policy_of
 from router_rest.logins.credentials import SecretMask
 from router_rest.presets import PRESETS
 from router_sinks import Rest
+from tests.rest.lines import Line, answer, deliver_one_call
 from tests.rest.sink_options import URL, read_sink_options
-from tests.rest.test_retry import Line, answer, delivered
 
 RETRY = {"attempts": 3}
 NOT_OK = answer(200, b'{"ok": false, "error": "channel_not_found"}')
@@ -32,7 +32,7 @@ def settled(
 ) -> tuple[list[tuple[int, str, str | None, bool]], int]:
     """Deliver a call; return offset, status, reason and doubt of each settled row, and how many calls it took."""
     line = Line(list(answers))
-    told = delivered(line, policy_of(read_sink_options(retry=RETRY, **options)), rows=rows)
+    told = deliver_one_call(line, policy_of(read_sink_options(retry=RETRY, **options)), rows=rows)
     found = [(at, one.status, one.reason, at in one.call.doubtful) for one in told.settled for at in one.call.offsets]
     return sorted(found), len(line.begun)
 
@@ -72,7 +72,7 @@ def test_a_refusal_that_is_sent_again_is_not_in_doubt() -> None:
 def test_a_rule_that_says_fail_stops_the_calls() -> None:
     """Without it a revoked token makes a dead letter of every row."""
     line = Line([NOT_OK])
-    told = delivered(line, policy_of(read_sink_options(answers=[rule("fail", reason="{body.error}")])))
+    told = deliver_one_call(line, policy_of(read_sink_options(answers=[rule("fail", reason="{body.error}")])))
 
     assert (told.settled, [one.why for one in told.left]) == ([], ["channel_not_found"])
 
@@ -200,7 +200,7 @@ def test_rows_of_a_bulk_call_that_are_split_or_wrong_are_not_lost(then: str) -> 
     mixed = items({"status": 201}, {"status": 400}, {"status": 400}, {"status": 403})
     line = Line([mixed, items({"status": 201}), items({"status": 201}), items({"status": 201})])
 
-    told = delivered(line, policy_of(read_sink_options(retry=RETRY, **options)), rows=4)  # counts the rows
+    told = deliver_one_call(line, policy_of(read_sink_options(retry=RETRY, **options)), rows=4)  # counts the rows
 
     assert told.statuses[10] == "delivered"
     assert len(told.left) == (then == "fail")

@@ -14,27 +14,20 @@ from pydantic import ValidationError
 
 from router import Encoding
 from router_encoders.outbox_rows import as_it_is
-from router_rest.delivery.batcher import LIMIT_KEY_COLUMN, CallSize, RowReader
+from router_rest.delivery.batcher import CallSize, RowReader
 from router_rest.limits.messages import Pace
 from router_rest.limits.sliding_window import KeyedWindows, RateLimit
 from router_rest.templates import body_of
 from router_sinks import Rest
 from tests.rest import virtual
-from tests.rest.tasks import Tasks, rows
-from tests.rest.test_sliding_window import SHARE, most_in, tokens
+from tests.rest.tasks import Tasks, rows, rows_of_accounts
+from tests.rest.windows import USED_SHARE, most_in_a_window, token_times
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
 FIVE = Pace((RateLimit(5, None, 1.0),), 8, share=0.8, retry_floor=1000.0, keyed=True)
-
-
-def of_accounts(accounts: Sequence[str | None], *, first: int = 0) -> pa.RecordBatch:
-    """Return rows of accounts, as a task gets them."""
-    found = rows(range(first, first + len(accounts)))
-    keys = pa.array([None if one is None else one.encode() for one in accounts], pa.binary())
-    return pa.RecordBatch.from_arrays([*found.columns, keys], [*found.schema.names, LIMIT_KEY_COLUMN])
 
 
 def arrivals(api_tasks: Tasks, accounts: Sequence[str | None]) -> list[tuple[float, str | None]]:
@@ -49,7 +42,7 @@ def test_each_account_has_its_own_limit_and_a_hot_one_keeps_nobody_waiting(api_t
     """Without it an account with most of the rows is the pace of all, or takes what an API allows another one."""
     accounts = ["hot"] * 12 + [f"account {at % 20}" for at in range(40)] + [None]
 
-    sent = api_tasks.run(api_tasks.job(pace=FIVE, calls_of_key=of_key), of_accounts(accounts))
+    sent = api_tasks.run(api_tasks.job(pace=FIVE, calls_of_key=of_key), rows_of_accounts(accounts))
 
     assert sent.counts["delivered"] == len(accounts)
     came = arrivals(api_tasks, accounts)
@@ -57,7 +50,7 @@ def test_each_account_has_its_own_limit_and_a_hot_one_keeps_nobody_waiting(api_t
     # in order of offsets all others would come behind the twelfth
     assert max(at for at, account in enumerate(order) if account != "hot") < order.index("hot") + 41 + 6
     for account in {*accounts}:
-        assert most_in([(at, 1) for at, one in came if one == account], 1.0) <= 5
+        assert most_in_a_window([(at, 1) for at, one in came if one == account], 1.0) <= 5
 
 
 def test_a_hot_key_is_left_for_the_next_round_when_too_much_of_it_waits(
@@ -68,13 +61,13 @@ def test_a_hot_key_is_left_for_the_next_round_when_too_much_of_it_waits(
     accounts = ["hot"] * 10 + ["cold"] * 2
     job = api_tasks.job(pace=FIVE, calls_of_key=1)
 
-    sent = api_tasks.run(job, of_accounts(accounts))
+    sent = api_tasks.run(job, rows_of_accounts(accounts))
 
     assert (sent.counts["left"], sent.tried) == (10 - sent.counts["delivered"] + 2, [])
     assert {"hot", "cold"} == {account for _, account in arrivals(api_tasks, accounts)}
     assert "keys" in sent.texts["away"]
     while sent.counts["left"]:
-        sent = api_tasks.run(job, of_accounts(accounts))
+        sent = api_tasks.run(job, rows_of_accounts(accounts))
     assert api_tasks.api.rows("offset") == Counter(range(12))
 
 
@@ -82,7 +75,7 @@ def test_calls_have_rows_of_one_account(api_tasks: Tasks) -> None:
     """Without it a call takes a token of one account for rows of another one."""
     accounts = ["a", "b"] * 10
 
-    sent = api_tasks.run(api_tasks.job(pace=FIVE, calls_of_key=1, cut=CallSize(rows=4)), of_accounts(accounts))
+    sent = api_tasks.run(api_tasks.job(pace=FIVE, calls_of_key=1, cut=CallSize(rows=4)), rows_of_accounts(accounts))
 
     bodies = [json.loads(one["body"]) for one in api_tasks.api.requests(100)]
     assert sent.counts["delivered"] == 20
@@ -118,21 +111,21 @@ def test_a_key_that_is_forgotten_gets_no_more_than_its_limit(
     steps: list[tuple[float, int, int]], most: int, seconds: float
 ) -> None:
     """Memory is bounded; what an API allows an account is, too."""
-    windows, now = KeyedWindows([RateLimit(3, None, seconds)], SHARE, most), 50.0
+    windows, now = KeyedWindows([RateLimit(3, None, seconds)], USED_SHARE, most), 50.0
     uses: dict[str, list[tuple[float, int]]] = {}
     for wait, number, calls in steps:
         now += wait
         key = f"account {number}"
         run = windows.of_key(key, now).allocate_run(now, now + 0.1, calls=calls, rows=1)
         assert len(windows) <= most
-        for when in tokens(run) if run else ():
+        for when in token_times(run) if run else ():
             uses.setdefault(key, []).append((when + run.lives if run else 0.0, 1))
 
-    assert all(most_in(used, seconds) <= 3 for used in uses.values())
+    assert all(most_in_a_window(used, seconds) <= 3 for used in uses.values())
 
 
 def test_forgotten_keys_are_free_when_nothing_counts_any_more() -> None:
-    windows = KeyedWindows([RateLimit(3, None, 1.0)], SHARE, 2)
+    windows = KeyedWindows([RateLimit(3, None, 1.0)], USED_SHARE, 2)
     for number in range(100):
         assert windows.of_key(f"early {number}", 10.0).allocate_run(10.0, 10.1, calls=1, rows=1) is not None
 

@@ -19,8 +19,7 @@ from router_rest.limits.lease_server import LeaseServer
 from router_rest.limits.messages import Pace
 from router_rest.limits.sliding_window import RateLimit
 from router_rest.sink import Rest
-from tests.rest.tasks import OWNER, Tasks, shorten_outages
-from tests.rest.test_key_limits import of_accounts
+from tests.rest.tasks import OWNER, Tasks, rows_of_accounts, shorten_outages
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -152,7 +151,7 @@ def test_three_starts_within_an_hour_share_the_hour_of_each_account(
                 tasks = Tasks(api, parts, lease_server)
                 owner = replace(OWNER, limit=options.limit)
                 job = tasks.job(pace=pace, limit=options.limit, calls_of_key=1, owner=owner)
-                tasks.run(job, of_accounts(accounts, first=5 * start))
+                tasks.run(job, rows_of_accounts(accounts, first=5 * start))
         finally:
             lease_server.stop()
         if start == 0:

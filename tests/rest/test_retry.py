@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from requests.auth import AuthBase
-from requests.structures import CaseInsensitiveDict
 
 from router_rest.answers.classifier import BulkResults, Policy
 from router_rest.delivery.batcher import Call
-from router_rest.delivery.call import Delivery, RequestBuilder, RequestForm
-from router_rest.delivery.receipts import Settled
 from router_rest.http_client.response import InDoubt, Response, Unsent
 from router_rest.limits.messages import Grant, Pace
-from router_rest.logins.task_login import CredentialsClient, TaskLogin
-from router_rest.templates import body_of
+from tests.rest.lines import ENOUGH, LATENCY, Line, answer, deliver_one_call, left_calls, open_delivery
 from tests.rest.virtual import Api, World, simulate
 
 if TYPE_CHECKING:
@@ -26,19 +21,8 @@ if TYPE_CHECKING:
 
     from requests import PreparedRequest
 
-    from router_rest.limits.lease_client import LeaseClient
 
-KEY = "Idempotency-Key"
-FORM = RequestForm("POST", "http://api.test/events", {}, body_of("array", "application/json"), KEY)
-LATENCY = 0.05
-ENOUGH = Pace((), 8, retry_floor=1000.0)
 NO_RETRY = Pace((), 8, retry_share=0.0, retry_floor=0.0)
-
-
-def answer(status: int, body: bytes = b"", *, resent: bool = False, **headers: str) -> Response:
-    """Return an answer; `_` in the name of a header stands for `-`."""
-    named = CaseInsensitiveDict({name.replace("_", "-"): text for name, text in headers.items()})
-    return Response(status, named, body, LATENCY, True, resent)
 
 
 class Open(AuthBase):
@@ -46,87 +30,6 @@ class Open(AuthBase):
 
     def __call__(self, request: PreparedRequest) -> PreparedRequest:
         return request
-
-
-@dataclass
-class Line:
-    """An HTTP client whose API gives one answer after the other, the last one for ever; it may be what is raised.
-
-    `act` is given a request in place of that.
-    """
-
-    answers: list[Response | OSError] = field(default_factory=list)
-    act: Callable[[PreparedRequest, Callable[[], Awaitable[None]]], Awaitable[Response]] | None = None
-    begun: list[float] = field(default_factory=list)
-    bodies: list[bytes] = field(default_factory=list)
-    keys: list[str] = field(default_factory=list)
-
-    async def send(
-        self, request: PreparedRequest, again: Callable[[], Awaitable[None]], ready: Callable[[], Awaitable[None]]
-    ) -> Response:
-        await ready()
-        self.begun.append(asyncio.get_running_loop().time())
-        self.bodies.append(bytes(request.body or b""))
-        self.keys.append(request.headers[KEY])
-        await asyncio.sleep(LATENCY)
-        if self.act is not None:
-            return await self.act(request, again)
-        given = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(given, OSError):
-            raise given
-        return given
-
-
-@dataclass
-class TaskReport:
-    """What became of a call."""
-
-    left: list[Call]
-    settled: list[Settled]
-    seconds: float
-    out: int
-    """Places that are still held."""
-
-    @property
-    def statuses(self) -> dict[int, str]:
-        return {at: one.status for one in self.settled for at in one.call.offsets}
-
-
-def delivered(line: Line, policy: Policy, *, rows: int = 1, pace: Pace = ENOUGH) -> TaskReport:
-    """Deliver one call over a line."""
-
-    async def story() -> TaskReport:
-        world = World(pace, Api())
-        lease, serving = world.lease()
-        settled: list[Settled] = []
-        delivery = _delivery(line, policy, lease)
-        began = world.loop.time()
-        call = Call("events", 3, list(range(10, 10 + rows)), [b'{"at":%d}' % at for at in range(rows)])
-        left = await _left(delivery, call, settled)
-        told = TaskReport(left, settled, world.loop.time() - began, lease._tokens.in_flight)
-        await lease.close()
-        serving.cancel()
-        return told
-
-    told: TaskReport = simulate(story())
-    assert told.out == 0
-    assert sorted([*told.statuses, *(at for one in told.left for at in one.offsets)]) == list(range(10, 10 + rows))
-    return told
-
-
-async def _left(delivery: Delivery, call: Call, settled: list[Settled]) -> list[Call]:
-    """Deliver a call; return the calls that are left."""
-    left = []
-    async for ended in delivery.deliver_call(call):
-        settled.append(ended) if isinstance(ended, Settled) else left.append(ended)
-    return left
-
-
-def _delivery(line: Line, policy: Policy, lease: LeaseClient) -> Delivery:
-    login = TaskLogin(CredentialsClient(lease.channel))
-    login._use_credentials({"version": "1", "headers": {}})
-    client: Any = line
-    return Delivery(policy, RequestBuilder(FORM), client, lease, login, b"games/wins/rest")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +41,7 @@ def test_a_call_is_tried_so_often_and_no_more(failure: Response | OSError) -> No
     """Without it one call is tried for ever, and nobody hears of it."""
     line = Line([failure])
 
-    told = delivered(line, Policy(attempts=4, first=0.01, longest=0.1))
+    told = deliver_one_call(line, Policy(attempts=4, first=0.01, longest=0.1))
 
     assert (len(line.begun), len(told.left), told.settled) == (4, 1, [])
     assert told.left[0].attempts == 4
@@ -146,9 +49,9 @@ def test_a_call_is_tried_so_often_and_no_more(failure: Response | OSError) -> No
 
 def test_a_conflict_is_a_dead_letter_unless_the_row_may_have_arrived() -> None:
     """Without it a row that an API calls a duplicate is sent for ever; or one that arrived is a dead letter."""
-    first = delivered(Line([answer(409)]), Policy(first=0.01, longest=0.1))
+    first = deliver_one_call(Line([answer(409)]), Policy(first=0.01, longest=0.1))
     later = Line([InDoubt("reset"), answer(409)])
-    doubted = delivered(later, Policy(attempts=4, first=0.01, longest=0.1))
+    doubted = deliver_one_call(later, Policy(attempts=4, first=0.01, longest=0.1))
 
     assert (first.statuses, first.left) == ({10: "dead"}, [])
     assert (doubted.statuses, len(doubted.left), len(later.begun)) == ({}, 1, 4)
@@ -160,7 +63,7 @@ def test_an_answer_that_nobody_can_read_is_waited_for_once_a_round() -> None:
     """Without it a row that the API takes arrives as often as there are attempts."""
     line = Line([InDoubt("the answer is broken", unreadable=True)])
 
-    told = delivered(line, Policy(attempts=5, first=0.01, longest=0.1))
+    told = deliver_one_call(line, Policy(attempts=5, first=0.01, longest=0.1))
 
     assert (len(line.begun), told.settled, told.left[0].doubtful) == (1, [], {10})
     assert told.left[0].answered
@@ -185,7 +88,7 @@ def test_an_answer_about_a_call_is_told_from_an_api_that_is_away(failure: Respon
     """Without it rows are set aside in an outage, or one odd row stops all others."""
     first = [InDoubt("reset")] if isinstance(failure, Response) and failure.status == 409 else []
 
-    told = delivered(Line([*first, failure]), Policy(attempts=3, first=0.01, longest=0.1))
+    told = deliver_one_call(Line([*first, failure]), Policy(attempts=3, first=0.01, longest=0.1))
 
     assert told.left[0].answered is answered
     assert told.left[0].why
@@ -197,7 +100,7 @@ def test_rows_of_which_the_answer_says_nothing_are_parked_in_doubt() -> None:
     none = Line([answer(200, b'{"things": []}')])
     policy = Policy(results=BulkResults(path="items", status="status"))
 
-    one, other = delivered(some, policy, rows=3), delivered(none, policy, rows=3)
+    one, other = deliver_one_call(some, policy, rows=3), deliver_one_call(none, policy, rows=3)
 
     assert one.statuses == {10: "delivered", 11: "parked", 12: "dead"}
     assert other.statuses == {10: "parked", 11: "parked", 12: "parked"}
@@ -210,7 +113,7 @@ def test_no_attempt_begins_when_time_is_over() -> None:
     """Without it a call holds its place, and a core, for as long as its attempts happen to take."""
     line = Line([answer(503)])
 
-    told = delivered(line, Policy(attempts=1000, elapsed=5.0, first=2.0, longest=2.0))
+    told = deliver_one_call(line, Policy(attempts=1000, elapsed=5.0, first=2.0, longest=2.0))
 
     assert len(line.begun) > 1
     assert max(line.begun) <= line.begun[0] + 5
@@ -223,7 +126,7 @@ def test_what_the_api_asks_for_is_waited_out(status: int) -> None:
     """Without it an API that asks for a pause is asked again within it."""
     line = Line([answer(status, Retry_After="2"), answer(200)])
 
-    told = delivered(line, Policy(first=0.01, longest=0.1))
+    told = deliver_one_call(line, Policy(first=0.01, longest=0.1))
 
     assert told.statuses == {10: "delivered"}
     assert line.begun[1] - line.begun[0] >= 2.0 + LATENCY
@@ -233,7 +136,7 @@ def test_a_pause_that_is_longer_than_a_call_may_take_is_not_begun() -> None:
     """Without it a task holds its core for the hour that the API asks for."""
     line = Line([answer(429, Retry_After="3600"), answer(200)])
 
-    told = delivered(line, Policy(elapsed=60.0))
+    told = deliver_one_call(line, Policy(elapsed=60.0))
 
     assert (len(line.begun), len(told.left)) == (1, 1)
     assert told.seconds < 1
@@ -247,7 +150,7 @@ def test_the_wait_for_the_retry_budget_ends(results: BulkResults | None) -> None
     busy = answer(503) if results is None else answer(200, b'{"items": [{"status": 429}]}')
     line = Line([busy, answer(200, b'{"items": [{"status": 200}]}')])
 
-    told = delivered(line, Policy(elapsed=3.0, results=results), pace=NO_RETRY)
+    told = deliver_one_call(line, Policy(elapsed=3.0, results=results), pace=NO_RETRY)
 
     assert (len(line.begun), len(told.left)) == (1, 1)
     assert told.seconds <= 3.0 + 1.0
@@ -267,9 +170,9 @@ def test_a_call_that_waits_for_the_retry_budget_ends_with_the_lease(results: Bul
             world.loop.call_later(1.0, lease._accept_grant, Grant("leave", (), 0, 0, 0, 30.0))
             return answer(503) if results is None else answer(200, b'{"items": [{"status": 429}]}')
 
-        delivery = _delivery(Line(act=busy), Policy(results=results), lease)
+        delivery = open_delivery(Line(act=busy), Policy(results=results), lease)
         began = world.loop.time()
-        left = await _left(delivery, Call("events", 3, [10], [b"{}"]), [])
+        left = await left_calls(delivery, Call("events", 3, [10], [b"{}"]), [])
         seconds = world.loop.time() - began
         await lease.close()
         serving.cancel()
@@ -297,7 +200,7 @@ def test_a_call_that_waits_for_the_retry_budget_ends_with_the_lease(results: Bul
 )
 def test_what_may_have_arrived_twice_is_in_doubt(answers: list[Response | OSError], doubt: bool) -> None:
     """Without it duplicates are not reported; or all that was ever tried again is."""
-    told = delivered(Line(answers), Policy(first=0.01, longest=0.1), rows=2)
+    told = deliver_one_call(Line(answers), Policy(first=0.01, longest=0.1), rows=2)
 
     assert told.statuses == {10: "delivered", 11: "delivered"}
     assert [one.call.doubtful for one in told.settled] == [frozenset({10, 11} if doubt else ())]
@@ -307,7 +210,7 @@ def test_a_call_has_the_same_key_and_bytes_in_every_attempt() -> None:
     """Without it an API that honours keys takes the call twice."""
     line = Line([answer(500), InDoubt("reset"), answer(429), answer(200)])
 
-    told = delivered(line, Policy(first=0.01, longest=0.1), rows=3)
+    told = deliver_one_call(line, Policy(first=0.01, longest=0.1), rows=3)
 
     assert len(line.keys) == 4
     assert len(set(line.keys)) == len(set(line.bodies)) == 1
@@ -324,7 +227,7 @@ def test_the_parts_of_a_call_have_keys_of_their_own() -> None:
 
     line = Line(act=picky)
 
-    told = delivered(line, Policy(), rows=8)
+    told = deliver_one_call(line, Policy(), rows=8)
 
     assert [at for at, status in told.statuses.items() if status == "dead"] == [15]
     assert len(line.keys) == 7
@@ -348,8 +251,8 @@ def test_a_driver_that_goes_before_a_call_is_sent_again_leaves_the_call_in_doubt
             await again()
             return answer(200)
 
-        delivery = _delivery(Line(act=dropped), Policy(), lease)
-        left = await _left(delivery, Call("events", 3, [10], [b"{}"]), [])
+        delivery = open_delivery(Line(act=dropped), Policy(), lease)
+        left = await left_calls(delivery, Call("events", 3, [10], [b"{}"]), [])
         serving.cancel()
         return left, lease._tokens.in_flight
 

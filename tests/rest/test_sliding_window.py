@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router_rest.limits.sliding_window import LOOSE_LIFE_SECONDS, RateLimit, Run, SlidingWindows
+from tests.rest.windows import USED_SHARE, most_in_a_window, token_times
 
-SHARE = 0.98
 LIMITS = st.builds(
     lambda many, seconds, rows: RateLimit(None if rows else many, many if rows else None, seconds),
     st.integers(1, 40),
@@ -29,22 +29,12 @@ QUESTIONS = st.lists(
 )
 
 
-def most_in(uses: list[tuple[float, int]], seconds: float) -> int:
-    """Return the most that any window holds; its end belongs to it, its beginning does not."""
-    uses = sorted(uses)
-    return max((sum(many for when, many in uses if end - seconds < when <= end) for end, _ in uses), default=0)
-
-
-def tokens(run: Run) -> list[float]:
-    return [run.first + number * run.step for number in range(run.calls)]
-
-
 @given(st.lists(LIMITS, min_size=1, max_size=3), QUESTIONS, st.data())
 def test_no_window_holds_more_than_its_limit(
     limits: list[RateLimit], questions: list[tuple[float, int, int, float, float | None]], data: st.DataObject
 ) -> None:
     """A call too many is a refused call, and with some APIs a blocked customer."""
-    windows, now = SlidingWindows(limits, SHARE), 50.0
+    windows, now = SlidingWindows(limits, USED_SHARE), 50.0
     calls: list[tuple[float, int]] = []
     rows_used: list[tuple[float, int]] = []
     most_rows = min((int(one.rows) for one in limits if one.rows is not None), default=6)
@@ -54,19 +44,19 @@ def test_no_window_holds_more_than_its_limit(
         run = windows.allocate_run(now, now + 0.1, calls=many, rows=size, factor=factor, rate=rate)
         if run is None:
             continue
-        assert now <= run.first <= tokens(run)[-1] <= now + 0.1 + 1e-9
+        assert now <= run.first <= token_times(run)[-1] <= now + 0.1 + 1e-9
         assert run.calls <= many
         late = data.draw(st.sampled_from([0.0, 0.5, 1.0])) * run.lives
-        for number, when in enumerate(tokens(run)):
+        for number, when in enumerate(token_times(run)):
             used = when + (late if number % 2 else 0.0)
             calls.append((used, 1))
             rows_used.append((used, size))
 
     for limit in limits:
         if limit.calls is not None:
-            assert most_in(calls, limit.seconds) <= limit.calls
+            assert most_in_a_window(calls, limit.seconds) <= limit.calls
         if limit.rows is not None:
-            assert most_in(rows_used, limit.seconds) <= limit.rows
+            assert most_in_a_window(rows_used, limit.seconds) <= limit.rows
 
 
 def all_of(windows: SlidingWindows, seconds: float, rows: int = 1) -> list[float]:
@@ -74,7 +64,7 @@ def all_of(windows: SlidingWindows, seconds: float, rows: int = 1) -> list[float
     dealt, now = [], 0.0
     while now < seconds:
         while run := windows.allocate_run(now, now + 0.1, calls=1000, rows=rows):
-            dealt += tokens(run)
+            dealt += token_times(run)
         now += 0.05
     return [when for when in dealt if when < seconds]
 
@@ -82,44 +72,44 @@ def all_of(windows: SlidingWindows, seconds: float, rows: int = 1) -> list[float
 @pytest.mark.parametrize("most", [1, 10, 1000, 20_000])
 def test_a_limit_is_used_and_calls_are_even(most: int) -> None:
     """What a limit allows is paid for; and an API with a small bucket refuses bursts."""
-    dealt = all_of(SlidingWindows([RateLimit(most, None, 1.0)], SHARE), 10.0)
+    dealt = all_of(SlidingWindows([RateLimit(most, None, 1.0)], USED_SHARE), 10.0)
 
     assert len(dealt) >= 0.96 * most * 10 - 1
     gaps = [after - before for before, after in pairwise(dealt)]
-    assert min(gaps) >= 0.999 / (SHARE * most)
+    assert min(gaps) >= 0.999 / (USED_SHARE * most)
 
 
 def test_a_long_limit_is_used_as_fast_as_the_short_one_allows() -> None:
     """5000 per hour, spaced evenly, would let a batch of a hundred events wait for a minute."""
-    windows = SlidingWindows([RateLimit(10, None, 1.0), RateLimit(500, None, 360.0)], SHARE)
+    windows = SlidingWindows([RateLimit(10, None, 1.0), RateLimit(500, None, 360.0)], USED_SHARE)
 
     dealt = all_of(windows, 360.0 + 60.0)
 
     assert 48 <= dealt[499] <= 55  # ten per second
     assert dealt[500] >= 360.0
-    assert most_in([(when, 1) for when in dealt], 360.0) == 500
+    assert most_in_a_window([(when, 1) for when in dealt], 360.0) == 500
 
 
 def test_rows_pay_for_rows() -> None:
-    dealt = all_of(SlidingWindows([RateLimit(None, 100, 1.0)], SHARE), 10.0, rows=10)
+    dealt = all_of(SlidingWindows([RateLimit(None, 100, 1.0)], USED_SHARE), 10.0, rows=10)
 
     assert 94 <= len(dealt) <= 99
 
 
 def test_a_call_beyond_its_limit_goes_alone_and_pays_in_time() -> None:
     """It can never fit; to wait for ever would stall the table that it is from."""
-    dealt = all_of(SlidingWindows([RateLimit(None, 10, 1.0)], SHARE), 10.0, rows=25)
+    dealt = all_of(SlidingWindows([RateLimit(None, 10, 1.0)], USED_SHARE), 10.0, rows=25)
 
     assert len(dealt) == 4
     assert all(after - before >= 2.5 for before, after in pairwise(dealt))
 
 
 def test_a_fraction_of_a_call_is_a_call_in_a_longer_time() -> None:
-    assert len(all_of(SlidingWindows([RateLimit(0.2, None, 1.0)], SHARE), 26.0)) == 6
+    assert len(all_of(SlidingWindows([RateLimit(0.2, None, 1.0)], USED_SHARE), 26.0)) == 6
 
 
 def test_tokens_may_be_late_only_while_there_is_room() -> None:
-    windows = SlidingWindows([RateLimit(100, None, 1.0)], SHARE)
+    windows = SlidingWindows([RateLimit(100, None, 1.0)], USED_SHARE)
 
     first, full = windows.allocate_run(0.0, 0.1, calls=1, rows=1), all_of(windows, 2.0)
     last = windows.allocate_run(2.0, 2.1, calls=1, rows=1)
@@ -132,17 +122,17 @@ def test_tokens_may_be_late_only_while_there_is_room() -> None:
 
 
 def test_a_task_that_stands_still_at_its_start_sends_no_bunch_afterwards() -> None:
-    windows, runs = SlidingWindows([RateLimit(1000, None, 1.0)], SHARE), []
+    windows, runs = SlidingWindows([RateLimit(1000, None, 1.0)], USED_SHARE), []
     while (run := windows.allocate_run(0.0, 0.1, calls=100, rows=1)) is not None:
         runs.append(run)
 
-    ends = [(at, at + run.lives) for run in runs for at in tokens(run)]
+    ends = [(at, at + run.lives) for run in runs for at in token_times(run)]
     assert len(ends) == 98
     assert max(sum(at <= now <= end for at, end in ends) for now, _ in ends) <= 25
 
 
 def test_no_limits_let_everything_go() -> None:
-    run = SlidingWindows([], SHARE).allocate_run(5.0, 5.1, calls=1000, rows=3)
+    run = SlidingWindows([], USED_SHARE).allocate_run(5.0, 5.1, calls=1000, rows=3)
 
     assert run == Run(5.0, 0.0, 1000, 3, LOOSE_LIFE_SECONDS)
 
@@ -150,16 +140,16 @@ def test_no_limits_let_everything_go() -> None:
 def test_what_went_out_before_counts() -> None:
     """A driver that starts anew would else call 5000 times more within the same hour."""
     limits = [RateLimit(50, 500, 3600.0)]
-    old, new = SlidingWindows(limits, SHARE), SlidingWindows(limits, SHARE)
+    old, new = SlidingWindows(limits, USED_SHARE), SlidingWindows(limits, USED_SHARE)
     old.count_earlier(0.0, 50, 50)
     new.take_over(old)
 
     assert new.next_start(100.0, 1) >= 3600.0
-    assert SlidingWindows(limits, SHARE).next_start(100.0, 1) == 100.0
+    assert SlidingWindows(limits, USED_SHARE).next_start(100.0, 1) == 100.0
 
 
 def test_memory_is_bounded_however_long_a_limit_is() -> None:
-    windows = SlidingWindows([RateLimit(100_000, None, 3600.0), RateLimit(1000, None, 1.0)], SHARE)
+    windows = SlidingWindows([RateLimit(100_000, None, 3600.0), RateLimit(1000, None, 1.0)], USED_SHARE)
 
     all_of(windows, 60.0)
 
