@@ -12,6 +12,7 @@ from router.config.loader import load_config
 from router.delta.lake import Lake
 from router.engine.stream import run
 from router.registry import load_registry
+from tests.engine.source_files import json_lines, put_file
 from tests.lake_rows import read_rows
 
 if TYPE_CHECKING:
@@ -56,12 +57,6 @@ def nested(structs: int) -> Any:
     return value
 
 
-def put(folder: Path, name: str, *rows: dict[str, Any]) -> None:
-    (folder / "in").mkdir(exist_ok=True)
-    lines = [json.dumps(row) for row in rows]
-    (folder / "in" / name).write_text("\n".join(lines) + "\n")
-
-
 def rows(folder: Path, table: str) -> list[dict[str, Any]]:
     return read_rows(Lake.at(str(folder / "lake")), table)
 
@@ -72,9 +67,9 @@ def ids(folder: Path, table: str) -> list[int]:
 
 def test_a_column_that_comes_too_deep_costs_its_own_rows_only(drain: Callable[..., None], tmp_path: Path) -> None:
     """Without it the manifest wants a commit that no table takes: the batch is repeated for ever, after every start."""
-    put(tmp_path, "a.json", {"id": 1, "good": nested(41)})
+    put_file(tmp_path, "a.json", json_lines([{"id": 1, "good": nested(41)}]))
     drain()
-    put(tmp_path, "b.json", {"id": 2, "deep": nested(42)}, {"id": 3, "good": nested(41)}, {"id": 4})
+    put_file(tmp_path, "b.json", json_lines([{"id": 2, "deep": nested(42)}, {"id": 3, "good": nested(41)}, {"id": 4}]))
     drain()
     assert ids(tmp_path, "silver.all") == [1, 3, 4]
     assert ids(tmp_path, "silver.latest") == [1, 3, 4]
@@ -86,7 +81,7 @@ def test_a_column_that_comes_too_deep_costs_its_own_rows_only(drain: Callable[..
     assert {letter["sink"] for letter in dead} == {"delta", "upsert"}
     assert all("column deep is nested too deep" in letter["reason"] for letter in dead)
 
-    put(tmp_path, "c.json", {"id": 5, "deep": nested(42)})
+    put_file(tmp_path, "c.json", json_lines([{"id": 5, "deep": nested(42)}]))
     with pytest.raises(StartError, match=r"route all, sink delta: column deep .* to_json\(deep\) AS deep"):
         drain()
     drain(select="[event.id, event.good, 'to_json(event.deep) AS deep']")
@@ -97,9 +92,9 @@ def test_a_column_that_comes_too_deep_costs_its_own_rows_only(drain: Callable[..
 
 def test_a_struct_that_grows_too_deep_costs_the_rows_that_have_it(drain: Callable[..., None], tmp_path: Path) -> None:
     """Without it a struct that grows inside makes a table that nobody can open again."""
-    put(tmp_path, "a.json", {"id": 1, "grows": {"x": {"y": 1}}})
+    put_file(tmp_path, "a.json", json_lines([{"id": 1, "grows": {"x": {"y": 1}}}]))
     drain()
-    put(tmp_path, "b.json", {"id": 2, "grows": nested(42) | {"z": 1}}, {"id": 3, "grows": {"z": 2}})
+    put_file(tmp_path, "b.json", json_lines([{"id": 2, "grows": nested(42) | {"z": 1}}, {"id": 3, "grows": {"z": 2}}]))
     drain()
     assert ids(tmp_path, "silver.all") == [1]
     assert {json.loads(letter["value"])["id"] for letter in rows(tmp_path, "ops.dead")} == {2, 3}

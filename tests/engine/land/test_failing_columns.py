@@ -14,6 +14,7 @@ from router.engine import decision
 from router.engine.stream import RunOptions, run
 from router.registry import load_registry
 from tests.engine.parts import Fatal, Shorter
+from tests.engine.source_files import json_lines, put_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,12 +52,9 @@ RULE = """\
 """
 
 
-def put(folder: Path, *records: dict[str, Any]) -> None:
-    """Write records as a file, in one go."""
-    (folder / "in").mkdir(exist_ok=True)
-    unfinished = folder / "in" / ".part"
-    unfinished.write_text("".join(json.dumps(record) + "\n" for record in records))
-    unfinished.rename(folder / "in" / f"{records[0]['id']}.json")
+def put_records(folder: Path, *records: dict[str, Any]) -> None:
+    """Put records into the source as a file that is named by the first one."""
+    put_file(folder, f"{records[0]['id']}.json", json_lines(records))
 
 
 def ids(folder: Path, table: str) -> list[int]:
@@ -82,7 +80,7 @@ def test_a_value_that_ends_its_task_is_null(
 ) -> None:
     """Without it one long text ends the JVM at every start, and no table gets anything."""
     monkeypatch.setattr(decision, "TRIES_BEFORE_SEARCH", 1)
-    put(tmp_path, *({"id": n, "name": DEEP if n == 3 else "ab"} for n in range(1, 5)))
+    put_records(tmp_path, *({"id": n, "name": DEEP if n == 3 else "ab"} for n in range(1, 5)))
     loaded, registry = loaded_of(tmp_path, SOURCE.format(folder=tmp_path) + ROUTES)
     (report,) = run(loaded, registry, spark)
 
@@ -98,7 +96,7 @@ def test_a_value_that_ends_its_task_is_null(
 @pytest.mark.slow
 def test_values_that_end_their_task_leave_all_others(spark: SparkSession, tmp_path: Path) -> None:
     """Without it a rule, two records of a batch, or a rebuild stops every table."""
-    put(tmp_path, *({"id": n, "name": DEEP if n in (3, 7) else "ab"} for n in range(1, 11)))
+    put_records(tmp_path, *({"id": n, "name": DEEP if n in (3, 7) else "ab"} for n in range(1, 11)))
     loaded, registry = loaded_of(tmp_path, SOURCE.format(folder=tmp_path) + ROUTES + RULE)
     run(loaded, registry, spark)
 
@@ -111,7 +109,7 @@ def test_values_that_end_their_task_leave_all_others(spark: SparkSession, tmp_pa
         assert dead_letters(tmp_path) == [("row", "select", 3), ("row", "select", 7)]
 
     check()
-    put(tmp_path, {"id": 11, "name": DEEP})
+    put_records(tmp_path, {"id": 11, "name": DEEP})
     run(loaded, registry, spark)
     assert ids(tmp_path, "silver.all") == [*range(1, 12)]
 
@@ -121,7 +119,7 @@ def test_a_record_that_ends_its_task_is_a_dead_letter(
 ) -> None:
     """Without it one record of a file ends the stream at every start; of Kafka it did not."""
     monkeypatch.setattr(decision, "TRIES_BEFORE_SEARCH", 1)
-    put(tmp_path, *({"id": n, "name": "deadly" if n == 3 else "ab"} for n in range(1, 5)))
+    put_records(tmp_path, *({"id": n, "name": "deadly" if n == 3 else "ab"} for n in range(1, 5)))
     loaded, registry = loaded_of(tmp_path, SOURCE.format(folder=tmp_path) + ROUTES)
     decode = Fatal(word="deadly", schema_of="id bigint, name string")
     loaded = replace(loaded, config=loaded.config.model_copy(update={"decode": decode}))
@@ -135,7 +133,7 @@ def test_a_record_that_ends_its_task_is_a_dead_letter(
 
 def test_a_broken_plugin_ends_the_run_without_a_search(spark: SparkSession, tmp_path: Path) -> None:
     """Without it its author waits for minutes for the reason."""
-    put(tmp_path, {"id": 1, "name": "ab"}, {"id": 2, "name": "ab"})
+    put_records(tmp_path, {"id": 1, "name": "ab"}, {"id": 2, "name": "ab"})
     loaded, registry = loaded_of(tmp_path, SOURCE.format(folder=tmp_path) + ROUTES)
     decode = Shorter(schema_of="id bigint, name string")
     loaded = replace(loaded, config=loaded.config.model_copy(update={"decode": decode}))

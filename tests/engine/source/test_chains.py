@@ -18,6 +18,7 @@ from router.config.loader import load_config
 from router.config.models import Trigger
 from router.engine.stream import RunOptions, run
 from router.registry import load_registry
+from tests.engine.source_files import json_lines, put_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,10 +75,9 @@ def written(folder: Path) -> tuple[Path, ...]:
     return tuple(files)
 
 
-def send(folder: Path, number: int, *gamers: int) -> None:
-    part = folder / f"{number}.part"
-    part.write_text("".join(f'{{"game": "uno", "gamer": {gamer}}}\n' for gamer in gamers))
-    part.rename(folder / "in" / f"{number}.json")
+def put_events(folder: Path, number: int, *gamers: int) -> None:
+    """Put events of gamers into the source as one file."""
+    put_file(folder, f"{number}.json", json_lines({"game": "uno", "gamer": gamer} for gamer in gamers))
 
 
 def players(folder: Path) -> dict[int, int]:
@@ -98,11 +98,11 @@ def test_what_a_view_changes_feeds_routes(spark: SparkSession, tmp_path: Path) -
 
     with pytest.raises(StartError, match=r"there is no table gold\.players in .* yet"):
         drain(second)
-    send(tmp_path, 1, 7, 7, 8)
+    put_events(tmp_path, 1, 7, 7, 8)
     assert drain(first) == 3
     assert drain(second) == 2
     assert players(tmp_path) == {7: 2, 8: 1}
-    send(tmp_path, 2, 7, 9)
+    put_events(tmp_path, 2, 7, 9)
     assert drain(first) == 2
     drain(second)
     assert players(tmp_path) == {7: 3, 8: 1, 9: 1}
@@ -117,7 +117,7 @@ def test_what_a_view_changes_feeds_routes(spark: SparkSession, tmp_path: Path) -
 def test_batches_come_at_an_interval(spark: SparkSession, tmp_path: Path, every: str) -> None:
     """Without it `--every "10 s"`, as README writes it, ends with a message of Spark about its own intervals."""
     first, *_ = written(tmp_path)
-    send(tmp_path, 1, 7)
+    put_events(tmp_path, 1, 7)
     stop = threading.Event()
     options = RunOptions(trigger=Trigger(every=every), finished=lambda *_: stop.set(), stop=stop)
     (report,) = run(load_config(first, load_registry(())), load_registry(()), spark, options)
@@ -144,14 +144,14 @@ def test_two_processes_follow_each_other(tmp_path: Path) -> None:
         assert players(tmp_path) == wanted
 
     try:
-        send(tmp_path, 1, 7, 7, 8)
+        put_events(tmp_path, 1, 7, 7, 8)
         start(first)
         until = time.monotonic() + 100
         while not (tmp_path / "lake" / "gold" / "players" / "_delta_log").exists() and time.monotonic() < until:
             time.sleep(0.5)
         start(second)
         wait({7: 2, 8: 1})
-        send(tmp_path, 2, 7, 9)
+        put_events(tmp_path, 2, 7, 9)
         wait({7: 3, 8: 1, 9: 1})
         for one in running:
             one.send_signal(signal.SIGTERM)

@@ -17,7 +17,8 @@ from router.engine.audit.verify import verify_tables
 from router.engine.stream import run
 from router.registry import load_registry
 from tests.engine.drawing import FIELD_NAMES, GARBAGE, KEY_NAMES, as_object, draw_type, hostile, plain
-from tests.engine.source.test_file_rows import YAML, put
+from tests.engine.source.test_file_rows import YAML
+from tests.engine.source_files import put_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,7 +81,7 @@ def test_each_line_is_a_row_or_a_dead_letter(spark: SparkSession, tmp_path: Path
     for batch in range(2):
         for file in range(chance.randint(1, 2)):
             text = (json_lines if kind == "json" else csv_lines)(chance, lines)
-            put(tmp_path, f"{batch}-{file}.{kind}", text)
+            put_file(tmp_path, f"{batch}-{file}.{kind}", text)
             lines += text.count("\n") - (kind == "csv")
         files = json.dumps({"path": str(tmp_path / "in"), "format": kind, "schema_hints": "id bigint"})
         loaded = load_config(

@@ -30,6 +30,7 @@ from router.engine.source.lossless_cast import table_name
 from router.engine.stream import RunOptions, run
 from router.errors import ConfigError
 from router.registry import load_registry
+from tests.engine.source_files import put_file
 from tests.lake_rows import read_rows
 
 if TYPE_CHECKING:
@@ -67,13 +68,6 @@ def drain(spark: SparkSession, tmp_path: Path) -> Drain:
     return drain
 
 
-def put(folder: Path, name: str, text: str) -> None:
-    (folder / "in").mkdir(exist_ok=True)
-    unfinished = folder / "in" / f".{name}"
-    unfinished.write_text(text)
-    unfinished.rename(folder / "in" / name)
-
-
 def rows(folder: Path, table: str = "silver.all") -> list[dict[str, Any]]:
     """Return the rows of a table without nulls, in a stable order."""
     found = read_rows(Lake.at(str(folder / "lake")), table)
@@ -84,12 +78,12 @@ def rows(folder: Path, table: str = "silver.all") -> list[dict[str, Any]]:
 
 def test_new_columns_come_without_a_restart(drain: Drain, tmp_path: Path) -> None:
     """Without it a producer that adds a column stops the stream, or the column is lost."""
-    put(tmp_path, "a.csv", "id,name,at\n1,ann,2026-01-01T10:00:00Z\n007,bob,\n")
+    put_file(tmp_path, "a.csv", "id,name,at\n1,ann,2026-01-01T10:00:00Z\n007,bob,\n")
     options = RunOptions(Trigger(every="100 ms"))
 
     def go_on(report: BatchReport, behind: int | None) -> None:
         if report.batch == 0:
-            put(tmp_path, "b.csv", "name,id,paid amount\ncid,x,2.5\n")
+            put_file(tmp_path, "b.csv", "name,id,paid amount\ncid,x,2.5\n")
         else:
             options.stop.set()
 
@@ -108,9 +102,9 @@ def test_new_columns_come_without_a_restart(drain: Drain, tmp_path: Path) -> Non
 
 def test_what_does_not_fit_is_rescued(drain: Drain, tmp_path: Path) -> None:
     """Without it one odd value makes a null, or a dead letter of a good row."""
-    put(tmp_path, "a.csv", "id,n\n1,2\n")
+    put_file(tmp_path, "a.csv", "id,n\n1,2\n")
     drain("csv")
-    put(tmp_path, "b.csv", "id,n\n3,many\nbroken,4,beyond\n")
+    put_file(tmp_path, "b.csv", "id,n\n3,many\nbroken,4,beyond\n")
     drain("csv")
     assert rows(tmp_path) == [
         {"_rescued": {"id": "broken", "_line": "broken,4,beyond"}, "n": 4},
@@ -121,9 +115,9 @@ def test_what_does_not_fit_is_rescued(drain: Drain, tmp_path: Path) -> None:
 
 def test_rows_of_json_keep_their_types_and_broken_lines(drain: Drain, tmp_path: Path) -> None:
     """Without it a line that is no JSON vanishes, or nested fields that come later do."""
-    put(tmp_path, "a.json", '{"id": 1, "who": {"name": "ann"}, "tags": ["x"]}\n{"id": 2.5}\nno json\n')
+    put_file(tmp_path, "a.json", '{"id": 1, "who": {"name": "ann"}, "tags": ["x"]}\n{"id": 2.5}\nno json\n')
     drain("json", schema_hints="id bigint")
-    put(tmp_path, "b.json", '{"id": 3, "who": {"name": "bob", "age": 5}}\n')
+    put_file(tmp_path, "b.json", '{"id": 3, "who": {"name": "bob", "age": 5}}\n')
     drain("json", schema_hints="id bigint")
     assert rows(tmp_path) == [
         {"_rescued": {"_line": "no json"}},
@@ -236,7 +230,7 @@ def test_an_option_that_drops_lines_is_refused(option: str) -> None:
 
 def test_a_csv_file_of_another_encoding_names_the_option(drain: Drain, tmp_path: Path) -> None:
     """Without it a column has a name that nobody gave it; the other files land."""
-    put(tmp_path, "a.csv", "id,größe\n1,2\n")
+    put_file(tmp_path, "a.csv", "id,größe\n1,2\n")
     (tmp_path / "in" / "b.csv").write_bytes("id,größe\n3,4\n".encode("latin-1"))
     drain("csv")
     assert rows(tmp_path) == [{"id": 1, "größe": 2}]
@@ -257,13 +251,13 @@ def test_keys_that_differ_by_case_are_kept_in_any_encoding(spark: SparkSession, 
 
 def test_files_of_json_without_a_column_land(drain: Drain, tmp_path: Path) -> None:
     """Without it Spark refuses to read them, and good rows without a value are said to be damaged files."""
-    put(tmp_path, "a.json", '{"a": null}\n{}\n[]\n[{}]\n\n')
-    put(tmp_path, "b.json", 'no json\n1\nnull\n"x"\n')
+    put_file(tmp_path, "a.json", '{"a": null}\n{}\n[]\n[{}]\n\n')
+    put_file(tmp_path, "b.json", 'no json\n1\nnull\n"x"\n')
     drain("json")
     broken = [{"_rescued": {"_line": line}} for line in ("no json", "1", "null", '"x"')]
     assert rows(tmp_path) == sorted([*broken, {}, {}, {}], key=lambda row: repr(sorted(row.items(), key=repr)))
     assert rows(tmp_path, "ops.dead") == []
-    put(tmp_path, "c.json", '{"a": 1}\n')
+    put_file(tmp_path, "c.json", '{"a": 1}\n')
     drain("json")
     assert {"a": 1} in rows(tmp_path)
 
@@ -272,7 +266,7 @@ def test_files_of_json_without_a_column_land(drain: Drain, tmp_path: Path) -> No
 def test_a_column_may_have_the_name_of_one_of_spark(drain: Drain, tmp_path: Path, kind: str) -> None:
     """Without it one file with such a column stops the stream."""
     text = {"csv": "id,_metadata\n1,2\n", "json": '{"id": 1, "_metadata": 2}\n'}
-    put(tmp_path, f"a.{kind}", text[kind])
+    put_file(tmp_path, f"a.{kind}", text[kind])
     drain(kind)
     assert rows(tmp_path) == [{"id": 1, "_metadata": 2}]
 
@@ -286,9 +280,9 @@ def test_a_column_may_have_the_name_of_one_of_the_router(spark: SparkSession, tm
     row = {"id": 1, **{name: f"of {name}" for name in OWN_NAMES}}
     (tmp_path / "in").mkdir()
     if kind == "csv":
-        put(tmp_path, "a.csv", ",".join(row) + "\n" + ",".join(map(str, row.values())) + "\n2,a,b,c,d,e,beyond\n")
+        put_file(tmp_path, "a.csv", ",".join(row) + "\n" + ",".join(map(str, row.values())) + "\n2,a,b,c,d,e,beyond\n")
     elif kind == "json":
-        put(tmp_path, "a.json", json.dumps(row) + "\nno json\n")
+        put_file(tmp_path, "a.json", json.dumps(row) + "\nno json\n")
     elif kind == "parquet":
         parquet.write_table(pa.Table.from_pylist([row]), tmp_path / "in/a.parquet")
     else:
@@ -369,7 +363,7 @@ def texts_of_records(spark: SparkSession, files: FilesSource, memory: LearntSche
 def test_a_text_that_would_lose_something_is_rescued(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     """Without it 2.555 lands as 2.56, a number too large as another one, a time as its day."""
     lines = [f'"{text}","{text}"' for text in TEXTS[kind]]
-    put(tmp_path, "a.csv", "\n".join(["text,x", *lines]) + "\n")
+    put_file(tmp_path, "a.csv", "\n".join(["text,x", *lines]) + "\n")
     files = FilesSource(path=str(tmp_path / "in"), format="csv", schema_hints=f"text string, x {kind}")
     landed = {}
     for row in records(spark, files):
@@ -380,7 +374,9 @@ def test_a_text_that_would_lose_something_is_rescued(spark: SparkSession, tmp_pa
 
 def test_an_hour_that_summer_time_skips_is_rescued(spark: SparkSession, tmp_path: Path) -> None:
     """Without it Spark moves the time by an hour, and an old one by half a minute."""
-    put(tmp_path, "a.csv", "x\n2026-03-29 02:30:00\n2026-03-29 03:30:00\n1850-01-01 00:00:00\n2026-03-29 02:30:00Z\n")
+    put_file(
+        tmp_path, "a.csv", "x\n2026-03-29 02:30:00\n2026-03-29 03:30:00\n1850-01-01 00:00:00\n2026-03-29 02:30:00Z\n"
+    )
     files = FilesSource(path=str(tmp_path / "in"), format="csv", schema_hints="x timestamp")
     zone = str(spark.conf.get("spark.sql.session.timeZone"))
     spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
@@ -400,10 +396,10 @@ def test_inferred_columns_keep_signs_and_zeros(spark: SparkSession, tmp_path: Pa
     """Without it a phone number becomes a number as soon as the first file has only short ones."""
     files = FilesSource(path=str(tmp_path / "in"), format="csv")
     memory = LearntSchemas()
-    put(tmp_path, "a.csv", "n,b,d,x,digits\n1,true,2026-01-01,1.5,0.12345678901234567890\n")
+    put_file(tmp_path, "a.csv", "n,b,d,x,digits\n1,true,2026-01-01,1.5,0.12345678901234567890\n")
     (row,) = records(spark, files, memory)
     assert row == {"n": "1", "b": True, "d": "2026-01-01", "x": "1.5", "digits": "0.12345678901234567890"}
-    put(tmp_path, "a.csv", "n,b,d,x,digits\n+49,yes,2026-01-01 10:00,007,1\n")
+    put_file(tmp_path, "a.csv", "n,b,d,x,digits\n+49,yes,2026-01-01 10:00,007,1\n")
     (row,) = records(spark, files, memory)
     assert row == {"digits": "1", "_rescued": {"n": "+49", "b": "yes", "d": "2026-01-01 10:00", "x": "007"}}
 
@@ -421,7 +417,7 @@ def test_numbers_of_json_keep_their_digits(spark: SparkSession, tmp_path: Path, 
     """Without it a number is a double before anybody looks, and a number under a date is a day in 1970."""
     values = JSON_VALUES.splitlines()
     text = f"[{','.join(values)}]" if many_lines == "true" else JSON_VALUES
-    put(tmp_path, "a.json", text)
+    put_file(tmp_path, "a.json", text)
     hints = "d decimal(20,2), n bigint, s string, t timestamp, b boolean, day date"
     options = {"multiLine": many_lines}
     files = FilesSource(path=str(tmp_path / "in"), format="json", schema_hints=hints, options=options)
@@ -443,7 +439,9 @@ def test_numbers_of_json_keep_their_digits(spark: SparkSession, tmp_path: Path, 
 
 def test_times_of_json_are_whole_ones(spark: SparkSession, tmp_path: Path) -> None:
     """Without it a code of four digits becomes the first of January, and nanoseconds are cut."""
-    put(tmp_path, "a.json", '{"code": "2026", "nanos": "2026-01-31T10:00:00.123456789Z", "at": "2026-01-31T10:00Z"}\n')
+    put_file(
+        tmp_path, "a.json", '{"code": "2026", "nanos": "2026-01-31T10:00:00.123456789Z", "at": "2026-01-31T10:00Z"}\n'
+    )
     files = FilesSource(path=str(tmp_path / "in"), format="json")
     assert records(spark, files) == [
         {"code": "2026", "nanos": "2026-01-31T10:00:00.123456789Z", "at": "2026-01-31T10:00:00.000000Z"}
@@ -595,14 +593,14 @@ def test_nested_values_of_json_land_row_by_row(spark: SparkSession, tmp_path: Pa
     memory = LearntSchemas()
     landed = []
     for text in batches:
-        put(tmp_path, "a.json", f"{text}\n")
+        put_file(tmp_path, "a.json", f"{text}\n")
         landed = records(spark, files, memory)
     assert landed == expected
 
 
 def test_nested_values_of_csv_take_hints(spark: SparkSession, tmp_path: Path) -> None:
     """Without it an array in CSV is text although a hint gives its type."""
-    put(tmp_path, "a.csv", 'x|s\n[1, 2]|{"a": 1}\n[1.5]|1\n')
+    put_file(tmp_path, "a.csv", 'x|s\n[1, 2]|{"a": 1}\n[1.5]|1\n')
     hints = "x array<int>, s struct<a:int>"
     files = FilesSource(path=str(tmp_path / "in"), format="csv", schema_hints=hints, options={"sep": "|", "quote": ""})
     assert records(spark, files) == [
@@ -669,10 +667,10 @@ def test_nested_values_of_avro_land_row_by_row(spark: SparkSession, tmp_path: Pa
 
 def test_a_row_of_another_shape_leaves_its_neighbours_in_tables(drain: Drain, tmp_path: Path) -> None:
     """Without it ten good rows of a batch have nulls in the table and in bronze."""
-    put(tmp_path, "a.json", '{"id": 0, "tags": [1.5]}\n')
+    put_file(tmp_path, "a.json", '{"id": 0, "tags": [1.5]}\n')
     drain("json")
     lines = [f'{{"id": {k}, "tags": [{k}]}}' for k in range(1, 11)]
-    put(tmp_path, "b.json", "\n".join([*lines, '{"id": 11, "tags": {"a":  1}}']) + "\n")
+    put_file(tmp_path, "b.json", "\n".join([*lines, '{"id": 11, "tags": {"a":  1}}']) + "\n")
     drain("json")
     landed = sorted(rows(tmp_path), key=lambda row: row["id"])
     assert [row.get("tags") for row in landed] == [[1.5], *[[float(k)] for k in range(1, 11)], None]
@@ -685,7 +683,7 @@ def test_a_row_of_another_shape_leaves_its_neighbours_in_tables(drain: Drain, tm
 def test_a_column_may_have_any_name_beside_nested_values(drain: Drain, tmp_path: Path) -> None:
     """Without it a column with the name of a step of the reader gets the values of another."""
     row = {"_parsed_0": 7, "_PARSED_1": "x", "__parsed_1": True, "list": [1], "object": {"a": 1}}
-    put(tmp_path, "a.json", json.dumps(row) + "\n")
+    put_file(tmp_path, "a.json", json.dumps(row) + "\n")
     drain("json")
     assert rows(tmp_path) == [row]
 
@@ -820,7 +818,7 @@ def test_any_nested_value_of_json_is_in_its_column_or_rescued_as_it_stood(
     """Without it a shape that nobody has thought of loses a value, or changes that of a neighbour."""
     kind = data.draw(nested(JSON_LEAVES))
     values = data.draw(st.lists(values_of(kind, ANY_VALUES), min_size=20, max_size=20))
-    put(tmp_path, "a.json", "".join(f'{{"x": {json.dumps(value)}}}\n' for value in values))
+    put_file(tmp_path, "a.json", "".join(f'{{"x": {json.dumps(value)}}}\n' for value in values))
     memory = known_columns(kind)
     files = FilesSource(path=str(tmp_path / "in"), format="json")
     landed = [json.loads(text) for text in texts_of_records(spark, files, memory)]
@@ -915,7 +913,7 @@ def test_any_nested_value_of_parquet_is_in_its_column_or_rescued(
 
 def test_what_would_be_rounded_reaches_the_table_as_text(drain: Drain, tmp_path: Path) -> None:
     """Without it an invoice of 2.555 is one of 2.56, and nobody is told."""
-    put(tmp_path, "a.csv", "id,paid\n007,2.50\n8,2.555\n9,123456789\n")
+    put_file(tmp_path, "a.csv", "id,paid\n007,2.50\n8,2.555\n9,123456789\n")
     drain("csv", schema_hints="id int, paid decimal(10,2)")
     assert rows(tmp_path) == [
         {"_rescued": {"paid": "123456789"}, "id": 9},
@@ -984,7 +982,7 @@ def test_rows_of_avro(drain: Drain, tmp_path: Path) -> None:
 def test_files_that_were_read_are_deleted_or_archived(drain: Drain, tmp_path: Path, after: str) -> None:
     """Without it a landing folder grows for ever."""
     for name in "abcd":
-        put(tmp_path, f"{name}.csv", "id\n1\n")
+        put_file(tmp_path, f"{name}.csv", "id\n1\n")
     (tmp_path / "old").mkdir()
     drain("csv", files_per_batch=1, after="delete" if after == "delete" else {"archive": str(tmp_path / "old")})
     left = [path.name for path in (tmp_path / "in").glob("*.csv")]
@@ -1036,9 +1034,11 @@ def test_what_does_not_go_together_is_refused(files: dict[str, Any], decode: str
 
 def test_nested_names_that_no_table_can_have_land(drain: Drain, tmp_path: Path) -> None:
     """Without it one key with a blank inside of an object refuses every start, also when the file is mended."""
-    put(tmp_path, "a.json", '{"id": 1, "o": {"x y": 1}, "many": [{"p,q": 2}]}\n{"id": 2, "o": {"x y": 1, "x_y": 2}}\n')
+    put_file(
+        tmp_path, "a.json", '{"id": 1, "o": {"x y": 1}, "many": [{"p,q": 2}]}\n{"id": 2, "o": {"x y": 1, "x_y": 2}}\n'
+    )
     drain("json")
-    put(tmp_path, "b.json", '{"id": 3, "o": {"x_y": 4}}\n')
+    put_file(tmp_path, "b.json", '{"id": 3, "o": {"x_y": 4}}\n')
     drain("json")
     assert rows(tmp_path) == [
         {"id": 2, "_rescued": {"o": '{"x y": 1, "x_y": 2}'}},
@@ -1051,11 +1051,11 @@ def test_nested_names_that_no_table_can_have_land(drain: Drain, tmp_path: Path) 
 def test_keys_of_json_that_differ_by_case_only_are_kept(drain: Drain, tmp_path: Path, known: bool) -> None:
     """Without it Spark takes them for one, and the values of all but one key are gone."""
     if known:
-        put(tmp_path, "0.json", '{"id": 0}\n')
+        put_file(tmp_path, "0.json", '{"id": 0}\n')
         drain("json")
     lines = [{"id": 1}, {"ID": 2}, {"id": 3, "ID": 4}, {"Id": {"x": 1}}, {"a": "5", "ID": "six"}]
     lines += [{"n": {"b": 1, "B": 2}}, {"n": {"b": 3}}]
-    put(tmp_path, "1.json", "".join(json.dumps(line) + "\n" for line in lines) + "\n{broken\n")
+    put_file(tmp_path, "1.json", "".join(json.dumps(line) + "\n" for line in lines) + "\n{broken\n")
     drain("json")
 
     found = [row for row in rows(tmp_path) if row.get("id", row.get("ID")) != 0]
@@ -1097,7 +1097,7 @@ def test_stored_columns_that_no_start_accepts_are_mended(
         "id bigint, ID string, o struct<`x y`:bigint, `X Y`:string>, _rescued map<string,string>"
     )
     memory.write("rows", stored.json().encode())
-    put(tmp_path, "a.json", '{"id": 1, "o": {"x y": 2}}\n')
+    put_file(tmp_path, "a.json", '{"id": 1, "o": {"x y": 2}}\n')
     files = FilesSource(path=str(tmp_path / "in"), format="json")
 
     FileRows(spark, files, memory).learn_columns()
