@@ -32,6 +32,7 @@ from router_rest.delivery.job import (
     BatchJob,
     allowed_refusals,
     count_receipts,
+    join_by_place,
     load_or_make_plan,
     outcome_of,
 )
@@ -47,7 +48,7 @@ from router_rest.logins.task_login import CredentialsServer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from router import Batch, GivenAnswer, Outcome, Parts
     from router_rest.channel.protocol import ServerAddress
@@ -323,7 +324,7 @@ def resend_rows(sink: OpenSink, events: DataFrame, aside: DataFrame, batch: Batc
     # Rows that were dead before have their dead letters: only parked ones get new ones.
     refused = result.refused
     if refused is not None:
-        refused = _rows_in(refused, aside.filter(F.col("status") == "parked"))
+        refused = join_by_place(refused, aside.filter(F.col("status") == "parked"), how="left_semi")
     return Resent(_count_moves(aside, parts), refused, result.in_doubt, why_left)
 
 
@@ -345,31 +346,16 @@ def _refusable_share(sink: RestOptions, aside: DataFrame, plan: PartitionPlan) -
 
 def _in_calls(rows: DataFrame, aside: DataFrame) -> DataFrame:
     """Return rows with the call in which each was sent, and the first offset of that call."""
-    calls = aside.select(*_prefixed_places("_of_"), F.col("call").alias(FORMER_CALL_COLUMN))
+    calls = aside.select(*PLACE_COLUMNS, F.col("call").alias(FORMER_CALL_COLUMN))
     of_call = Window.partitionBy("_topic", "_partition", FORMER_CALL_COLUMN)
     # A row that was in no call is sent alone, where its offset puts it.
     own = F.col(FORMER_CALL_COLUMN).isNull()
     first = F.when(own, F.col("_offset")).otherwise(F.min("_offset").over(of_call))
-    same_row = [F.col(new).eqNullSafe(F.col(f"_of_{old}")) for new, old in _PLACE_PAIRS]
-    return (
-        rows.join(calls, same_row)
-        .withColumn(FIRST_OFFSET_COLUMN, first)
-        .drop(*(f"_of_{name}" for name in PLACE_COLUMNS))
-    )
-
-
-def _prefixed_places(prefix: str) -> list[Column]:
-    """Return topic, partition and offset under names with a prefix, for a join with rows that also have them."""
-    return [F.col(name).alias(f"{prefix}{name}") for name in PLACE_COLUMNS]
+    return join_by_place(rows, calls).withColumn(FIRST_OFFSET_COLUMN, first)
 
 
 def _as_they_are(rows: DataFrame) -> DataFrame:
     return rows
-
-
-def _rows_in(rows: DataFrame, aside: DataFrame) -> DataFrame:
-    """Return the rows that another frame also has."""
-    return rows.join(aside, [F.col(new).eqNullSafe(F.col(old)) for new, old in _PLACE_PAIRS], "left_semi")
 
 
 def _count_moves(aside: DataFrame, parts: Parts) -> dict[tuple[str, str], int]:
@@ -377,14 +363,10 @@ def _count_moves(aside: DataFrame, parts: Parts) -> dict[tuple[str, str], int]:
     counts = count_receipts(parts)
     if not counts.num_rows:
         return {}
-    columns = {f"_of_{name}": counts.column(name) for name in PLACE_COLUMNS}
+    columns = {name: counts.column(name) for name in PLACE_COLUMNS}
     now = pa.table({**columns, "now": pa.array(STATUS_RANKS).take(counts.column("rank"))})
-    same_row = [F.col(name).eqNullSafe(F.col(f"_of_{name}")) for name in PLACE_COLUMNS]
-    both = aside.join(aside.sparkSession.createDataFrame(now), same_row).groupBy("status", "now").count()
+    both = join_by_place(aside, aside.sparkSession.createDataFrame(now), PLACE_COLUMNS).groupBy("status", "now").count()
     return {(row["status"], row["now"]): row["count"] for row in both.collect()}
-
-
-_PLACE_PAIRS = tuple(zip(PLACE, PLACE_COLUMNS, strict=True))
 
 
 def set_aside(receipts: DataFrame, query: str, route: str, sink: str) -> DataFrame:
@@ -394,9 +376,8 @@ def set_aside(receipts: DataFrame, query: str, route: str, sink: str) -> DataFra
     only those of rows with another one are shuffled.
     """
     of_sink = receipts.filter((F.col("query") == query) & (F.col("route") == route) & (F.col("sink") == sink))
-    undelivered = of_sink.filter(F.col("status") != "delivered").select(*_prefixed_places("_"))
-    same_row = [F.col(name).eqNullSafe(F.col(f"_{name}")) for name in PLACE_COLUMNS]
-    candidates = of_sink.join(undelivered.distinct(), same_row, "left_semi")
+    undelivered = of_sink.filter(F.col("status") != "delivered").select(*PLACE_COLUMNS).distinct()
+    candidates = join_by_place(of_sink, undelivered, PLACE_COLUMNS, "left_semi")
     receipt = F.struct("status", F.col("http_status").alias("code"), "at", "reason", F.col("call_id").alias("call"))
     last = candidates.groupBy(*PLACE_COLUMNS).agg(
         F.max_by(receipt, F.struct(F.col("status") == "delivered", "at")).alias("last")

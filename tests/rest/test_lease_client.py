@@ -270,7 +270,7 @@ def test_a_call_that_goes_out_twice_has_two_tokens_and_one_place() -> None:
         for _ in range(2):
             await lease.acquire()
             times.append(world.loop.time())
-            await lease.acquire_again()
+            await lease.replace_token(1, "")
             times.append(world.loop.time())
             lease.release(200, ok=True, throttled=False)
         await lease.close()

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from router import Outcome, StartError
-from router_encoders.outbox_rows import bounded_batches
+from router_encoders.outbox_rows import PLACE, bounded_batches
 from router_rest.delivery.batcher import TOLD_TO_WAIT, Batcher, Call
 from router_rest.delivery.call import MAX_UNREAD_ANSWERS
 from router_rest.delivery.partitioner import Extent, PartitionPlan, make_plan
@@ -518,7 +518,16 @@ def count_receipts(parts: Parts) -> pa.Table:
 def _refused_rows(events: DataFrame, rows: pa.Table) -> DataFrame:
     """Return the rows that are dead, whole, with the `reason`."""
     dead = rows.filter(pc.equal(rows.column("rank"), STATUS_RANKS.index("dead"))).select([*PLACE_COLUMNS, "reason"])
-    names = [f"_of_{name}" for name in PLACE_COLUMNS]
-    reasons = events.sparkSession.createDataFrame(dead.rename_columns([*names, "reason"]))
-    same_row = [F.col(f"_{name}").eqNullSafe(F.col(f"_of_{name}")) for name in PLACE_COLUMNS]
-    return events.join(F.broadcast(reasons), same_row).drop(*names)
+    return join_by_place(events, F.broadcast(events.sparkSession.createDataFrame(dead)))
+
+
+def join_by_place(rows: DataFrame, others: DataFrame, names: Sequence[str] = PLACE, how: str = "inner") -> DataFrame:
+    """Return rows with what others have of the same topic (which may be null), partition and offset.
+
+    These have the given names in `rows`, and those of receipts in `others`.
+    """
+    # The places of others get names of their own, for both may come of one table.
+    others_names = [f"_of_{name}" for name in PLACE_COLUMNS]
+    renamed = others.withColumnsRenamed(dict(zip(PLACE_COLUMNS, others_names, strict=True)))
+    same_row = [F.col(name).eqNullSafe(F.col(other)) for name, other in zip(names, others_names, strict=True)]
+    return rows.join(renamed, same_row, how).drop(*others_names)

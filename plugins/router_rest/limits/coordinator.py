@@ -29,7 +29,7 @@ from router_rest.limits.sliding_window import KeyedWindows, SlidingWindows
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from router_rest.limits.messages import Pace, State, TaskReport
+    from router_rest.limits.messages import Pace, TaskReport
     from router_rest.limits.sliding_window import Run
 
 AHEAD_SECONDS = 0.1
@@ -84,7 +84,7 @@ class Coordinator:
         """Until then all keys that tasks asked for had used up their limits."""
         self._settled = -inf
         self._unsettled = False
-        self._drafts: dict[str, GrantDraft] = {}
+        self._grants: dict[str, Grant] = {}
         self._caps: dict[str, tuple[int, int]] = {}
 
     @property
@@ -153,16 +153,19 @@ class Coordinator:
         if self._hold:
             self._hold = False
             for who in self._tasks:
-                self._draft_of(who).state = "hold"
+                self._change_grant(who, state="hold")
         self._send_away(now)
         if now >= self._shut_until(now):
             if self._circuit.since is not None:
                 self._allocate_probe(now)
             else:
                 self._allocate_round(now)
-        drafts = self._drafts
-        self._drafts = {}
-        return {who: self._make_grant(who, draft) for who, draft in drafts.items() if who in self._tasks}
+        for who in self._grants:
+            number, cap = self._caps.get(who, (0, 0))
+            self._change_grant(who, number=number, cap=cap)
+        grants = {who: grant for who, grant in self._grants.items() if who in self._tasks}
+        self._grants = {}
+        return grants
 
     def next_due(self) -> float | None:
         """Return the time of the next allocation if no report comes before; None: only after a report."""
@@ -250,7 +253,7 @@ class Coordinator:
             retries = self._budget.allocate_retries(now, MAX_RETRY_CREDIT - task.credit, len(self._tasks))
             task.credit += retries
             if retries:
-                self._draft_of(who).retries += retries
+                self._change_grant(who, retries=self._grant_of(who).retries + retries)
 
     def _allocate_caps(self, now: float) -> None:
         if (self._unsettled or self._circuit.pace_factor(now) < 1) and now >= self._settled + MIN_MESSAGE_GAP_SECONDS:
@@ -258,7 +261,7 @@ class Coordinator:
             self._unsettled = False
             for who, cap in self._concurrency.allocate_caps(self._circuit.pace_factor(now)).items():
                 self._caps[who] = cap
-                self._draft_of(who).cap = True
+                self._change_grant(who)
 
     def _shut_until(self, now: float) -> float:
         """Return the end of the time in which nothing is sent."""
@@ -299,7 +302,7 @@ class Coordinator:
             return
         if self._allocate_to_task(who, now, now + AHEAD_SECONDS, 1, 1.0):
             self._circuit.note_probe(now)
-            self._draft_of(who).state = "probe"
+            self._change_grant(who, state="probe")
 
     def _allocate_round(self, now: float) -> None:
         """Give out the tokens of the next AHEAD_SECONDS, a turn for each task that wants some.
@@ -348,7 +351,7 @@ class Coordinator:
                 if run is None:  # the key is used up: later wants of it need not be looked at, those of others do
                     blocked.add(want.key)
                     break
-                self._draft_of(who).runs.append(replace(run, key=want.key))
+                self._change_grant(who, runs=(*self._grant_of(who).runs, replace(run, key=want.key)))
                 task.note_granted(want.key, run.calls)
                 granted += run.calls
                 calls_left -= run.calls
@@ -387,17 +390,16 @@ class Coordinator:
                 if far and self.windows.keyed:
                     opens = min(opens, now + longest_used_up)
                     self._used_up = opens if self._used_up <= now else min(opens, self._used_up)
-                draft = self._draft_of(who)
                 task.away = True
-                draft.state = "stop" if task.stopped else "leave"
-                draft.retry_after = self.outlook().retry_after
+                state = "stop" if task.stopped else "leave"
+                self._change_grant(who, state=state, retry_after=self.outlook().retry_after)
 
-    def _draft_of(self, who: str) -> GrantDraft:
-        return self._drafts.setdefault(who, GrantDraft())
+    def _grant_of(self, who: str) -> Grant:
+        """Return the next grant of a task, which is sent with the next allocation."""
+        return self._grants.get(who, Grant())
 
-    def _make_grant(self, who: str, draft: GrantDraft) -> Grant:
-        number, cap = self._caps.get(who, (0, 0))
-        return Grant(draft.state, tuple(draft.runs), number, cap, draft.retries, draft.retry_after)
+    def _change_grant(self, who: str, **changes: Any) -> None:
+        self._grants[who] = replace(self._grant_of(who), **changes)
 
 
 SUMMED_FIELDS = ("sent", "ok", "throttled", "failed", "timeouts", "lapsed", "retried", "denied", "seconds")
@@ -441,14 +443,3 @@ class TaskState:
             if taken < want.calls:
                 rest.append(want._replace(calls=want.calls - taken))
         return rest
-
-
-@dataclass
-class GrantDraft:
-    """The next grant of a task, while it is put together."""
-
-    runs: list[Run] = field(default_factory=list)
-    state: State = "go"
-    retry_after: float = 0.0
-    cap: bool = False
-    retries: int = 0

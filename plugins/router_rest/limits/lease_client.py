@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, groupby
 from math import ceil, floor, inf
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -46,8 +46,8 @@ class CallToken(NamedTuple):
 class LeaseClient:
     """The lease of one task: `acquire()` before each attempt of a call, and exactly one `release()` after it.
 
-    `in_time()` stands right before the request is written: what comes between, as a new connection, may take longer
-    than a token lives.
+    `HeldToken.in_time` stands right before the request is written: what comes between, as a new connection, may take
+    longer than a token lives.
     """
 
     def __init__(self, channel: DriverChannel) -> None:
@@ -94,8 +94,8 @@ class LeaseClient:
             self._send_report_soon()
         return token
 
-    async def acquire_again(self, rows: int = 1, key: str = "") -> CallToken:
-        """Wait for another token: a call is sent again. Raises Leave or Gone, and keeps the old token then."""
+    async def replace_token(self, rows: int, key: str) -> CallToken:
+        """Wait for another token of a call. Raises Leave or Gone; the call has the old one then."""
         self._tokens.in_flight -= 1
         try:
             token = await self.acquire(rows, key)
@@ -103,12 +103,6 @@ class LeaseClient:
             self._tokens.in_flight += 1
             raise
         self._tokens.add_count("lapsed", 1)
-        return token
-
-    async def in_time(self, token: CallToken, rows: int = 1, key: str = "") -> CallToken:
-        """Return the token if it is good now, else wait for another one. Raises Leave or Gone, and keeps it then."""
-        while self._loop.time() > token.until:
-            token = await self.acquire_again(rows, key)
         return token
 
     def release(
@@ -324,23 +318,12 @@ class HeldToken:
     async def acquire_again(self) -> None:
         """Wait for another token, for the request is sent a second time. Raises Leave or Gone."""
         self.resent = True
-        self.token = await self.lease.acquire_again(self.rows, self.key)
+        self.token = await self.lease.replace_token(self.rows, self.key)
 
     async def in_time(self) -> None:
         """Wait for another token where this one has expired. Raises Leave or Gone."""
-        self.token = await self.lease.in_time(self.token, self.rows, self.key)
-
-
-@dataclass
-class TokenRun:
-    """The rest of a run of tokens, on this machine's clock."""
-
-    first: float
-    step: float
-    calls: int
-    rows: int
-    lives: float
-    key: str
+        while asyncio.get_running_loop().time() > self.token.until:
+            self.token = await self.lease.replace_token(self.rows, self.key)
 
 
 class TaskTokens:
@@ -356,7 +339,8 @@ class TaskTokens:
         """Calls in flight."""
         self.low = False
         """Few tokens are left for what is expected: ask for more."""
-        self._runs: deque[TokenRun] = deque()
+        self._runs: deque[Run] = deque()
+        """What is left of runs, on this machine's clock."""
         self._last_use: dict[str, float] = {}
         """When the last token of each key was used, where tokens are held."""
         self._strict_until = -inf
@@ -414,7 +398,7 @@ class TaskTokens:
             return None
         return min((opens for run in self._runs if (opens := self._opens_at(run)) > now), default=None)
 
-    def _opens_at(self, run: TokenRun) -> float:
+    def _opens_at(self, run: Run) -> float:
         """Return the time of the next token of a run: calls stay apart when one goes out late."""
         if run.step < 0.002:  # servers count milliseconds
             return run.first
@@ -425,7 +409,7 @@ class TaskTokens:
     def add_runs(self, runs: Iterable[Run], offset: float) -> None:
         """Add tokens; `offset` is by how much this machine's clock is ahead of the driver's."""
         for run in runs:
-            self._runs.append(TokenRun(run.first + offset, run.step, run.calls, run.rows, run.lives, run.key))
+            self._runs.append(replace(run, first=run.first + offset))
             self._held += run.calls
             self._received += run.calls
             self._lives = run.lives
@@ -529,7 +513,7 @@ class TaskTokens:
         """Return for how many seconds tokens are held. Under a long limit they live longer, so hardly any expires."""
         return min(LOOSE_LIFE_SECONDS, self._lives)
 
-    def _use_token(self, run: TokenRun) -> None:
+    def _use_token(self, run: Run) -> None:
         run.first += run.step
         run.calls -= 1
         if not run.calls:

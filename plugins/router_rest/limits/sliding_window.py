@@ -46,9 +46,12 @@ class RateLimit:
             raise ValueError("a limit has a number of calls or rows above 0, and a number of seconds above 0")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Run:
-    """Tokens for `calls` calls, `step` seconds apart, each for up to `rows` rows and valid for `lives` seconds."""
+    """Tokens for `calls` calls, `step` seconds apart, each for up to `rows` rows and valid for `lives` seconds.
+
+    A task uses them up from the front.
+    """
 
     first: float
     step: float
