@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 from router import Resent, StartError
 from router_encoders.outbox_rows import PLACE
 from router_rest.answers.classifier import Policy, next_steps
-from router_rest.delivery.batcher import FORMER_CALL_COLUMN, Batcher, RowReader
+from router_rest.delivery.batcher import FORMER_CALL_COLUMN, Batcher
 from router_rest.delivery.call import RequestBuilder
 from router_rest.delivery.job import (
     STATUS_RANKS,
@@ -37,7 +37,7 @@ from router_rest.delivery.job import (
     outcome_of,
 )
 from router_rest.delivery.receipts import PLACE_COLUMNS, RECEIPT_SCHEMA, Owner, Responses, remove_call_logs
-from router_rest.delivery.send_plan import SendPlan, cut_of, form_of, policy_of, tasks_of
+from router_rest.delivery.send_plan import SendPlan, cut_of, tasks_of
 from router_rest.delivery.worker import TaskJob
 from router_rest.http_client.response import Response, ResponseHeaders
 from router_rest.limits.lease_server import EarlierCall, lease_server
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from router import Batch, GivenAnswer, Outcome, Parts
+    from router import Batch, Encoding, GivenAnswer, Outcome, Parts
     from router_rest.channel.protocol import ServerAddress
     from router_rest.delivery.batcher import Call
     from router_rest.delivery.partitioner import PartitionPlan
@@ -246,8 +246,9 @@ def preview_calls(sink: OpenSink, events: DataFrame, answer: GivenAnswer | None 
 
     If an API is to give an `answer`, calls say what it comes to. Nothing here is secret: tasks add the login.
     """
-    builder = RequestBuilder(form_of(sink))
-    for call in _cut_calls(sink, events):
+    plan = SendPlan.from_options(sink, sink.folder, cut_of(sink), tasks=1)
+    builder = RequestBuilder(plan.form)
+    for call in _cut_calls(plan, sink.encoding_of(events), sink.task_columns(events)):
         body = sink.body_maker.join_rows(call.rows)
         try:
             request = builder.build_request(call.url, body, "")
@@ -262,7 +263,7 @@ def preview_calls(sink: OpenSink, events: DataFrame, answer: GivenAnswer | None 
             "rows": len(call),
         }
         if answer is not None:
-            shown |= _preview_answer(policy_of(sink), call, answer, method)
+            shown |= _preview_answer(plan.policy, call, answer, method)
         yield shown
 
 
@@ -276,12 +277,10 @@ def _preview_answer(policy: Policy, call: Call, answer: GivenAnswer, method: str
     return {"outcome": [outcome for outcome, _ in steps], "reason": [reason for _, reason in steps]}
 
 
-def _cut_calls(sink: OpenSink, events: DataFrame) -> Iterator[Call]:
-    reader = RowReader(
-        sink.encoding_of(events), sink.body_maker, urls=bool(sink.template.fields), values=sink.named_by_rows
-    )
-    batcher = Batcher(cut_of(sink))
-    for batch in sink.task_columns(events).coalesce(1).sortWithinPartitions(*PLACE).toArrow().to_batches():
+def _cut_calls(plan: SendPlan, encoding: Encoding, rows: DataFrame) -> Iterator[Call]:
+    batcher = Batcher(plan.cut)
+    reader = plan.row_reader(encoding)
+    for batch in rows.coalesce(1).sortWithinPartitions(*PLACE).toArrow().to_batches():
         for taken in reader.read_rows(batch):
             if taken.why is None:
                 yield from batcher.add_row(*taken[:6])

@@ -12,7 +12,8 @@ from router import ApplyingSink, Encoder
 from router_encoders import ToAvro, ToJson, ToProtobuf
 from router_encoders.templates import check_name
 from router_http.options import Secret, SecretOptions, Tls, check_header, checked_url, is_header_name, is_header_text
-from router_rest.answers.classifier import AnswerRule, BulkResults, Then
+from router_rest.answers.bulk_results import BulkResults
+from router_rest.answers.rules import AnswerRule, Then
 from router_rest.delivery.batcher import HOST_AS_LIMIT_KEY
 from router_rest.logins.auth import Auth
 from router_rest.presets import expand_preset

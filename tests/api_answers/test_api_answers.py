@@ -33,7 +33,7 @@ from tests.rest.tasks import HTTP, OWNER, changed, rows, run_tasks, shorten_roun
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from router_rest.answers.classifier import AnswerRule
+    from router_rest.answers.rules import AnswerRule
     from tests.rest.conftest import Certificates
     from tests.rest.scripted import Talk
 

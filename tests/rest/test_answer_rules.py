@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from router_rest.answers.classifier import BulkResults, Classifier, Policy, next_steps
+from router_rest.answers.bulk_results import BulkResults
+from router_rest.answers.classifier import Classifier, Policy, next_steps
 from router_rest.delivery.batcher import Call
 from router_rest.delivery.send_plan import http_options, policy_of
 from router_rest.logins.credentials import SecretMask

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from router import StartError
-from router_rest.answers.classifier import BulkResults
+from router_rest.answers.bulk_results import BulkResults
 from router_rest.delivery.batcher import CallSize
 from router_rest.delivery.job import OutageClock, park_task
 from router_rest.delivery.receipts import KnownReceipts

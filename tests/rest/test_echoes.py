@@ -13,7 +13,7 @@ import pytest
 from requests.auth import AuthBase
 
 from router.delta.commit import StagedParts
-from router_rest.answers.classifier import BulkResults
+from router_rest.answers.bulk_results import BulkResults
 from router_rest.delivery.batcher import CallSize
 from router_rest.delivery.receipts import Responses
 from router_rest.logins.auth import Auth

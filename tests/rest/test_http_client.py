@@ -73,7 +73,7 @@ def test_many_calls_are_in_flight_and_never_more_than_allowed(server: Scripted) 
     async def all_at_once() -> tuple[list[Response], int]:
         client = HttpClient(OPTIONS)
         try:
-            return await asyncio.gather(*[client.send(post(server.url)) for _ in range(40)]), client.opened_count
+            return await asyncio.gather(*[client.send(post(server.url)) for _ in range(40)]), client._connections.opened
         finally:
             await client.close()
 

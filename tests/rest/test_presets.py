@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 import standardwebhooks
 
-from router_rest.answers.classifier import Action, Classifier, row_action
+from router_rest.answers.actions import Action
+from router_rest.answers.classifier import Classifier, row_action
 from router_rest.delivery.batcher import Call
 from router_rest.delivery.send_plan import cut_of, form_of, policy_of
 from router_rest.http_client.response import Response, ResponseHeaders

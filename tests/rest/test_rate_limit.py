@@ -13,7 +13,7 @@ import pytest
 
 from router_demo.api import Api, Failure
 from router_demo.api import Limit as Bucket
-from router_rest.answers import classifier
+from router_rest.answers import pause_headers
 from router_rest.limits.messages import Pace
 from router_rest.limits.sliding_window import RateLimit
 from tests.rest import virtual
@@ -32,7 +32,7 @@ MANY = [rows(range(300), partition=partition) for partition in range(3)]
 )
 def test_a_storm_of_429_loses_nothing(hurried_tasks: Tasks, form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it rows are dead letters because there were too many at a time, or wait for a year."""
-    monkeypatch.setattr(classifier, "MAX_RETRY_AFTER_SECONDS", 0.3)  # an hour
+    monkeypatch.setattr(pause_headers, "MAX_RETRY_AFTER_SECONDS", 0.3)  # an hour
     hurried_tasks.api.play(limits=[Bucket(rate=200, burst=20, retry_after=form)], idempotency=KEYED)
     pace = Pace((), 16, longest_pause=0.3, retry_floor=1000.0)
 

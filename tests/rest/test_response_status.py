@@ -11,19 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from requests.structures import CaseInsensitiveDict
 
-from router_rest.answers.classifier import (
-    MAX_RETRY_AFTER_SECONDS,
-    UNKNOWN_STATUS,
-    Action,
-    BulkResults,
-    Remaining,
-    Unreadable,
-    action_for,
-    calls_left,
-    is_doubtful,
-    is_throttling,
-    retry_after,
-)
+from router_rest.answers.actions import Action, action_for, is_doubtful, is_throttling
+from router_rest.answers.bulk_results import UNKNOWN_STATUS, BulkResults, Unreadable
+from router_rest.answers.pause_headers import MAX_RETRY_AFTER_SECONDS, Remaining, calls_left, retry_after
 
 MEANT = {
     Action.DONE: {200, 201, 202, 204, 207, 299},

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from requests.auth import AuthBase
 
-from router_rest.answers.classifier import BulkResults, Policy
+from router_rest.answers.bulk_results import BulkResults
+from router_rest.answers.classifier import Policy
 from router_rest.delivery.batcher import Call
 from router_rest.http_client.response import InDoubt, Response, Unsent
 from router_rest.limits.messages import Grant, Pace

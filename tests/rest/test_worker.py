@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from router_demo.api import Failure, Items, Poison, Token
-from router_rest.answers.classifier import BulkResults
+from router_rest.answers.bulk_results import BulkResults
 from router_rest.delivery import worker
 from router_rest.delivery.batcher import CallSize
 from router_rest.delivery.receipts import ReceiptWriter

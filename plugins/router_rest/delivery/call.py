@@ -20,15 +20,9 @@ from requests import PreparedRequest, Request
 from requests.structures import CaseInsensitiveDict
 from tenacity import AsyncRetrying, retry_if_result
 
-from router_rest.answers.classifier import (
-    NO_STATUS,
-    SERVER_STATUSES,
-    Action,
-    Attempt,
-    Classifier,
-    row_action,
-    row_reason,
-)
+from router_rest.answers.actions import SERVER_STATUSES, Action
+from router_rest.answers.bulk_results import NO_STATUS
+from router_rest.answers.classifier import Attempt, Classifier, row_action, row_reason
 from router_rest.channel.client import TaskEnded
 from router_rest.delivery.receipts import PART_PAUSE_SECONDS, Settled
 from router_rest.http_client.response import InDoubt, Unsent

@@ -127,7 +127,7 @@ def park_task(
         batcher = Batcher(job.plan.cut)
         for rows in batches:
             calls: list[Call] = []
-            for row in job.reader.read_rows(rows):
+            for row in job.plan.row_reader(job.encoding).read_rows(rows):
                 calls += _calls_of_row(batcher, row)
             yield _park_calls(job, earlier_receipts, _select_rows(calls, only), reason, status)
         yield _park_calls(job, earlier_receipts, _select_rows(batcher.flush_calls(), only), reason, status)
@@ -198,17 +198,16 @@ class JobResult:
     """The result of one job: counts of rows, the receipts of refused ones, and why others are left.
 
     `tried` are the calls that were sent in vain, `why` says what the last of them came to. `answered` counts the rows
-    of those which the API has answered for themselves. `unread`: why no answer says what became of rows.
+    of those which the API has answered for themselves. `texts` are the first ones of each kind of a report: why rows
+    are left (`away`, `wrong`), and why no answer says what became of rows (`unread`).
     """
 
     counts: dict[str, int]
     refused: pa.Table
-    away: str = ""
-    wrong: str = ""
+    texts: dict[str, str] = field(default_factory=dict)
     tried: tuple[Tried, ...] = ()
     why: str = ""
     answered: int = 0
-    unread: str = ""
 
     @classmethod
     def sum_reports(cls, reports: pa.Table) -> JobResult:
@@ -232,12 +231,10 @@ class JobResult:
         return cls(
             counts,
             refused,
-            away=texts.get("away", ""),
-            wrong=texts.get("wrong", ""),
+            texts,
             tried=tuple(tried),
             why=why,
             answered=answered,
-            unread=texts.get("unread", ""),
         )
 
     @property
@@ -312,11 +309,11 @@ class BatchJob:
             send = self.batch.guarded(send_task(self.job))
             reports = self._place_rows().mapInArrow(send, REPORT_DDL).filter("kind != 'tick'")
             result = JobResult.sum_reports(reports.toArrow())
-        self._unread = self._unread or result.unread
+        self._unread = self._unread or result.texts.get("unread", "")
         if result.counts.get("unread", 0) >= MAX_UNREAD_ANSWERS and not self._has_status():
-            self._stop_sending(result.unread)
-        if result.wrong and not (result.is_alone and self._has_status("delivered")):
-            raise StartError(f"{self.limit} does not take calls: {result.wrong}")
+            self._stop_sending(self._unread)
+        if result.texts.get("wrong") and not (result.is_alone and self._has_status("delivered")):
+            raise StartError(f"{self.limit} does not take calls: {result.texts['wrong']}")
         self._write_refused(result.refused)
         trusted = self.leases.may_set_aside(self.limit)
         self.outage.on_result(result.tried, moved=result.has_moved, alone=result.is_alone and trusted)
@@ -324,7 +321,7 @@ class BatchJob:
         # Another round is another delivery, if the API takes rows and answers in a form that cannot be read.
         longer_pause = min(MAX_ROUND_PAUSE_SECONDS, max(FIRST_ROUND_PAUSE_SECONDS, 2 * self._pause))
         self._pause = longer_pause if result.is_alone else 0.0
-        if result.away == TOLD_TO_WAIT and not result.counts.get("calls"):
+        if result.texts.get("away") == TOLD_TO_WAIT and not result.counts.get("calls"):
             # Nothing could be sent: the first row whose time comes begins the next round.
             self._pause = min(KnownReceipts.from_parts(self.job.parts).waits.values(), default=0.0) - time.time()
         if result.rows_left:
@@ -443,7 +440,8 @@ class BatchJob:
         """Log why rows wait, once in LOG_PAUSE_SECONDS at most."""
         if time.monotonic() - self._said > LOG_PAUSE_SECONDS:
             self._said = time.monotonic()
-            log.warning("%s: %d rows wait for %s: %s", self.batch.key, result.rows_left, self.limit, result.away)
+            why = result.texts.get("away", "")
+            log.warning("%s: %d rows wait for %s: %s", self.batch.key, result.rows_left, self.limit, why)
 
 
 def _name_ranges(ranges: list[Range]) -> str:

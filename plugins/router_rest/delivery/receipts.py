@@ -37,7 +37,7 @@ import numpy as np
 import pyarrow as pa
 
 from router import raw_arrow_schema
-from router_rest.answers.classifier import MAX_RETRY_AFTER_SECONDS
+from router_rest.answers.pause_headers import MAX_RETRY_AFTER_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

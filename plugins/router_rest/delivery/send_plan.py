@@ -9,7 +9,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from router_rest.answers.classifier import Policy
-from router_rest.delivery.batcher import HOST_AS_LIMIT_KEY, CallSize
+from router_rest.delivery.batcher import HOST_AS_LIMIT_KEY, CallSize, RowReader
 from router_rest.delivery.call import RequestForm
 from router_rest.http_client.response import HttpOptions
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from router import Encoding
     from router_rest.delivery.receipts import Status
     from router_rest.options import MaxOutage, RestOptions
 
@@ -81,6 +82,13 @@ class SendPlan:
             rounds=options.retry.rounds,
             set_aside_as="dead" if options.retry.then == "dead" else "parked",
             configuration=hashlib.sha256(options.model_dump_json().encode()).hexdigest(),
+        )
+
+    def row_reader(self, encoding: Encoding) -> RowReader:
+        """Return a reader of the rows of which calls are made."""
+        form = self.form
+        return RowReader(
+            encoding, form.body, urls=not form.url, values=bool(form.named) or not form.method, by_host=self.by_host
         )
 
 

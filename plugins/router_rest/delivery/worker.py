@@ -251,18 +251,6 @@ class TaskJob:
     dead_at_most: int
     responses: Responses | None = None
 
-    @property
-    def reader(self) -> RowReader:
-        """Return a reader of the rows."""
-        form = self.plan.form
-        return RowReader(
-            self.encoding,
-            form.body,
-            urls=not form.url,
-            values=bool(form.named) or not form.method,
-            by_host=self.plan.by_host,
-        )
-
 
 Stretch = tuple["Place", Any, int]
 """Rows of one source partition that follow each other: where from, their offsets, the position of the first."""
@@ -373,7 +361,7 @@ class TaskWorker:
         self._receipts = ReceiptWriter(job.parts, job.owner, job.responses)
         self._feeder = Feeder(
             Batcher(plan.cut),
-            job.reader,
+            plan.row_reader(job.encoding),
             known=self.known,
             receipts=self._receipts,
             queue=self._queue,

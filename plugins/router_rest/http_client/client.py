@@ -86,11 +86,6 @@ class HttpClient:
         self._with_hooks = RequestsClient(options, self._proxies)
 
     @property
-    def opened_count(self) -> int:
-        """Return how many connections were opened so far."""
-        return self._connections.opened
-
-    @property
     def open_count(self) -> int:
         """Return how many connections are open."""
         return self._connections.open_count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import inf, isfinite
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from router_rest.limits.sliding_window import USED_LIMIT_SHARE, RateLimit, Run
@@ -38,10 +38,6 @@ class Pace:
     """Retries per second that are allowed in any case."""
     keyed: bool = False
     """The limits are those of each key, not of all calls together."""
-
-    def __post_init__(self) -> None:
-        if self.in_flight < 1 or not 0 < self.share < 1 or not 0 < self.longest_pause < inf:
-            raise ValueError("a pace has in_flight of 1 or more, a share between 0 and 1, and a longest pause above 0")
 
 
 class Want(NamedTuple):

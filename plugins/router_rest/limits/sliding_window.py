@@ -33,17 +33,13 @@ MAX_KEPT_KEYS = 10_000
 class RateLimit:
     """A number of calls, or rows, or both, that an API takes in any window of so many seconds.
 
-    A number above 1 is rounded down; one below 1 counts as one call in a longer window.
+    A number above 1 is rounded down; one below 1 counts as one call in a longer window. All are above 0 and finite, as
+    the options are that they come from.
     """
 
     calls: float | None
     rows: float | None
     seconds: float
-
-    def __post_init__(self) -> None:
-        stated = [most for most in (self.calls, self.rows) if most is not None]
-        if not stated or not all(0 < most < inf for most in (*stated, self.seconds)):
-            raise ValueError("a limit has a number of calls or rows above 0, and a number of seconds above 0")
 
 
 @dataclass
