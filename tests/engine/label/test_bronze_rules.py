@@ -18,7 +18,7 @@ from router_rules import Sql
 from router_sinks import Delta, Upsert
 from tests.engine.quarantine.test_held_rows import prepared
 from tests.engine.query import Query, records
-from tests.engine.reprocess.test_repair import repaired
+from tests.engine.reprocess.repairs import repair_table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,7 +61,7 @@ def test_records_are_judged_counted_and_vanish(
     made.take(records([None, None], first=10))
     assert [problem for audit in verify_tables(made.config) for problem in audit.problems] == []
     (made.folder / "lake/silver/all").rename(tmp_path / "gone")
-    repaired(made, spark, "silver.all")
+    repair_table(made, spark, "silver.all")
     assert sorted(row["n"] for row in made.rows("silver.all")) == [1, 2]
 
 

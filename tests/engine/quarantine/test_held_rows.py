@@ -15,7 +15,7 @@ from router_rules import Sql
 from router_sinks import Tables, Upsert
 from tests.engine.parts import Events
 from tests.engine.query import Query, records
-from tests.engine.reprocess.test_repair import repaired
+from tests.engine.reprocess.repairs import repair_table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,7 +81,7 @@ def test_rows_wait_until_they_are_let_in_or_refused(
     assert sums(made) == {"matched": 5, "landed": 2, "refused": 1, "quarantined": 2}
     assert made.batches.destination.release.due() == []
     with pytest.raises(TableError, match="wait because of an expectation"):
-        repaired(made, spark, "silver.uno")
+        repair_table(made, spark, "silver.uno")
 
     uno, go = sorted(list_quarantined(made.config, made.lake), key=lambda one: one.place.table, reverse=True)
     write_approval(made.store, uno)
@@ -96,7 +96,7 @@ def test_rows_wait_until_they_are_let_in_or_refused(
     assert [*list_quarantined(made.config, made.lake)] == []
     assert [problem for audit in verify_tables(made.config) for problem in audit.problems] == []
     with pytest.raises(TableError, match=r"`router quarantine release` let 2 rows in.* --accept"):
-        repaired(made, spark, "silver.uno")
+        repair_table(made, spark, "silver.uno")
     made.take(records([{"game": "uno"}], first=20))
     assert [one.rows for one in list_quarantined(made.config, made.lake)] == [1]
 

@@ -17,7 +17,7 @@ from router.errors import StartError, TableError
 from router_rules import Sql
 from router_sinks import Delta, Tables, Upsert
 from tests.engine.query import Query, multiset, shape
-from tests.engine.reprocess.test_repair import GAMES, batch, begun, path, wrong
+from tests.engine.reprocess.repairs import GAMES, audit_problems, game_records, query_of_games, table_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,14 +45,14 @@ def refreshed(query: Query, spark: SparkSession, *patterns: str, **how: bool) ->
 @pytest.fixture(scope="module")
 def former(make_query: MakeQuery, tmp_path_factory: pytest.TempPathFactory) -> Query:
     """Return a query of two batches under the former configuration."""
-    return begun(make_query, tmp_path_factory.mktemp("former"), batches=2)
+    return query_of_games(make_query, tmp_path_factory.mktemp("former"), batches=2)
 
 
 @pytest.fixture
 def query(former: Query, make_query: MakeQuery, tmp_path: Path) -> Query:
     """Return the query on a copy of its lake."""
     shutil.copytree(former.folder, tmp_path / "copy")
-    copied = begun(make_query, tmp_path / "copy", batches=0)
+    copied = query_of_games(make_query, tmp_path / "copy", batches=0)
     copied.taken.update(former.taken)
     return copied
 
@@ -74,22 +74,22 @@ def test_a_refreshed_lake_equals_one_built_anew(
 ) -> None:
     """Without it a changed projection holds for new rows only, and nobody can tell which are which."""
     query = query.restarted(routes=today(**options), **fields)
-    other = begun(make_query, tmp_path / "other", batches=0).restarted(routes=today(**options), **fields)
+    other = query_of_games(make_query, tmp_path / "other", batches=0).restarted(routes=today(**options), **fields)
     stage = Rebuild.stage
 
     def landed(*arguments: Any) -> Any:
         found = stage(*arguments)
         if len(query.taken) < 3 and not options and not fields:
-            query.take(batch(2))  # the stream goes on under today's configuration
+            query.take(game_records(2))  # the stream goes on under today's configuration
         return found
 
     monkeypatch.setattr(Rebuild, "stage", landed)
     keyed = not fields  # one row per key by Delta on Spark: its columns stay
     done = refreshed(query, spark, "silver.*" if keyed else "silver.[!i]*", "gold.*", full=True)
     if len(query.taken) < 3:
-        query.take(batch(2))  # Delta on Spark replaces no table beside the stream
+        query.take(game_records(2))  # Delta on Spark replaces no table beside the stream
     for number in range(3):
-        other.take(batch(number))
+        other.take(game_records(number))
 
     assert (done.failed, done.refused) == ({}, 0)
     names = {
@@ -99,11 +99,11 @@ def test_a_refreshed_lake_equals_one_built_anew(
     }
     assert {one.table for one in done.done} == names
     for either in (query, other):
-        either.take(batch(3))  # and what comes after the swap fits
+        either.take(game_records(3))  # and what comes after the swap fits
     for table in names:
         assert multiset(query, table) == multiset(other, table), table
         assert dict(shape(query, table)) == dict(shape(other, table)), table
-    assert wrong(query) == {}
+    assert audit_problems(query) == {}
     commits = log_commits(query.lake, "gold.all", log_versions(query.lake, "gold.all"))
     assert sum(REPAIRED in commit.notes for commit in commits) == 1
 
@@ -133,8 +133,8 @@ def test_what_must_not_be_refreshed_is_refused_before_anything_changes(query: Qu
         refreshed(query, spark, "silver.uno", topic=True)
     assert query.versions() == before
 
-    DeltaTable(path(query, "silver.euchre")).delete("id < 2")
-    DeltaTable(path(query, "bronze.events")).delete("batch_id = 0")
+    DeltaTable(table_folder(query, "silver.euchre")).delete("id < 2")
+    DeltaTable(table_folder(query, "bronze.events")).delete("batch_id = 0")
     before = query.versions()
     with pytest.raises(TableError, match="DELETE by delta-rs"):
         refreshed(query, spark, "silver.*")

@@ -12,7 +12,6 @@ from deltalake import DeltaTable, write_deltalake
 
 from router.config.models import Route
 from router.engine.audit.table_states import table_states
-from router.engine.audit.verify import Verification
 from router.engine.quarantine.table import list_quarantined, try_now
 from router.engine.reprocess.rebuild import Rebuild
 from router.engine.reprocess.repair_content import ContentReplacement, SparkOverwrite
@@ -29,67 +28,33 @@ from tests.engine.conftest import COMMITS
 from tests.engine.profiles import event as profile
 from tests.engine.profiles import raw
 from tests.engine.query import Query, multiset, records
+from tests.engine.reprocess.repairs import (
+    GAMES,
+    audit_problems,
+    game_records,
+    query_of_games,
+    repair_table,
+    table_folder,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import SparkSession
 
-    from router.engine.reprocess.repair_target import Repaired
     from tests.engine.conftest import MakeQuery
-
-GAMES = ("uno", "go", "rummy", "poker", "euchre")
-
-
-def batch(number: int) -> pa.Table:
-    """Return records for every game, with a column that comes later, and one that nobody can decode."""
-    events: list[Any] = [
-        {"game": game, "id": number * 10 + n, **({"bonus": 0.5} if number else {})} for game in GAMES for n in range(3)
-    ]
-    return records([*events, b"garbage"], first=number * 100)
-
-
-def begun(make_query: MakeQuery, folder: Path, batches: int = 3) -> Query:
-    sinks = (Tables(table="silver.{event.game}"), Delta(table="gold.all"))
-    routes = (
-        Route(name="all", match=Sql(where="true"), sinks=sinks),
-        Route(
-            name="profiles", match=Sql(where="event.id > 0"), sinks=(Upsert(table="silver.ids", keys=("event.id",)),)
-        ),
-    )
-    decode = Json(schema="game string, id int, bonus double")
-    query = make_query(folder, decode=decode, bronze="bronze.events", routes=routes)
-    query.write_run_id()
-    for number in range(batches):
-        query.take(batch(number))
-    return query
-
-
-def repaired(query: Query, spark: SparkSession, table: str, *, accept: bool = False) -> Repaired:
-    (done,) = query.rebuilt(table, accept=accept, spark=spark.newSession())
-    return done
-
-
-def wrong(query: Query) -> dict[str, list[str]]:
-    return {
-        audit.table: audit.problems for audit in Verification.of_config(query.config).audit_tables() if audit.problems
-    }
 
 
 def expected(batches: int) -> list[int]:
     return [number * 10 + n for number in range(batches) for n in range(3)]
 
 
-def path(query: Query, table: str) -> Path:
-    return Path(query.lake.root, table.replace(".", "/"))
-
-
 def logs(query: Query, table: str) -> list[Path]:
-    return sorted((path(query, table) / "_delta_log").glob("*.json"))
+    return sorted((table_folder(query, table) / "_delta_log").glob("*.json"))
 
 
 def lose_a_file(query: Query) -> None:
-    sorted(path(query, "silver.uno").glob("*.parquet"))[1].unlink()
+    sorted(table_folder(query, "silver.uno").glob("*.parquet"))[1].unlink()
 
 
 def cut_the_log(query: Query) -> None:
@@ -98,7 +63,7 @@ def cut_the_log(query: Query) -> None:
 
 
 def drop(query: Query) -> None:
-    shutil.rmtree(path(query, "silver.rummy"))
+    shutil.rmtree(table_folder(query, "silver.rummy"))
 
 
 def put_an_older_copy_back(query: Query) -> None:
@@ -107,13 +72,13 @@ def put_an_older_copy_back(query: Query) -> None:
 
 
 def delete_rows(query: Query) -> None:
-    DeltaTable(path(query, "silver.euchre")).delete("id < 2")
+    DeltaTable(table_folder(query, "silver.euchre")).delete("id < 2")
 
 
 @pytest.fixture(scope="module")
 def whole(make_query: MakeQuery, tmp_path_factory: pytest.TempPathFactory) -> Query:
     """Return a query of three batches whose tables nobody harms."""
-    return begun(make_query, tmp_path_factory.mktemp("whole"))
+    return query_of_games(make_query, tmp_path_factory.mktemp("whole"))
 
 
 @pytest.fixture
@@ -121,7 +86,7 @@ def query(whole: Query, make_query: MakeQuery, tmp_path: Path) -> Query:
     """Return the query on a copy of its lake."""
     folder = tmp_path / "copy"
     shutil.copytree(whole.folder, folder)
-    copied = begun(make_query, folder, batches=0)
+    copied = query_of_games(make_query, folder, batches=0)
     copied.taken.update(whole.taken)
     return copied
 
@@ -130,16 +95,16 @@ def test_every_harmed_table_is_named_and_made_whole(query: Query, whole: Query, 
     """Without it somebody writes a notebook at night, and doubles or loses rows."""
     for harm in (lose_a_file, cut_the_log, drop, put_an_older_copy_back, delete_rows):
         harm(query)
-    sorted(path(query, "silver.ids").glob("*.parquet"))[0].unlink()
-    assert set(wrong(query)) == {"silver.ids", *(f"silver.{game}" for game in GAMES)}
+    sorted(table_folder(query, "silver.ids").glob("*.parquet"))[0].unlink()
+    assert set(audit_problems(query)) == {"silver.ids", *(f"silver.{game}" for game in GAMES)}
 
     with pytest.raises(TableError, match="DELETE by delta-rs"):
-        repaired(query, spark, "silver.euchre")
-    done = {game: repaired(query, spark, f"silver.{game}", accept=game == "euchre") for game in GAMES}
+        repair_table(query, spark, "silver.euchre")
+    done = {game: repair_table(query, spark, f"silver.{game}", accept=game == "euchre") for game in GAMES}
 
-    assert repaired(query, spark, "silver.ids").rows == len(whole.rows("silver.ids"))
+    assert repair_table(query, spark, "silver.ids").rows == len(whole.rows("silver.ids"))
 
-    assert wrong(query) == {}
+    assert audit_problems(query) == {}
     assert {game: (one.rows, one.later) for game, one in done.items()} == dict.fromkeys(GAMES, (9, 0))
     for table in whole.tables():
         assert multiset(query, table) == multiset(whole, table), table
@@ -149,9 +114,9 @@ def test_every_harmed_table_is_named_and_made_whole(query: Query, whole: Query, 
     names = {query.open(f"silver.{game}").metadata().name for game in GAMES}
     assert names == {f"router:silver.{game}" for game in GAMES}, "one that is made anew is the router's own, too"
 
-    query.take(batch(3))
+    query.take(game_records(3))
     assert {table: len(query.rows(f"silver.{table}")) for table in GAMES} == dict.fromkeys(GAMES, 12)
-    assert wrong(query) == {}
+    assert audit_problems(query) == {}
 
 
 @pytest.fixture
@@ -177,15 +142,15 @@ def test_batches_that_come_meanwhile_are_there_once(
     """A repair takes minutes, and the stream does not wait for it."""
     lose_a_file(query)
     put_an_older_copy_back(query)
-    meanwhile(lambda: query.take(batch(len(query.taken))))
-    done = [repaired(query, spark, "silver.uno"), repaired(query, spark, "silver.poker")]
+    meanwhile(lambda: query.take(game_records(len(query.taken))))
+    done = [repair_table(query, spark, "silver.uno"), repair_table(query, spark, "silver.poker")]
 
     assert [(one.rows, one.later) for one in done] == [(9, 3), (12, 3)]
     for game in ("uno", "poker", "go"):
         assert sorted(row["id"] for row in query.rows(f"silver.{game}")) == [
             n * 10 + i for n in range(5) for i in range(3)
         ]
-    assert wrong(query) == {}
+    assert audit_problems(query) == {}
 
 
 @pytest.mark.slow
@@ -202,16 +167,16 @@ def test_a_commit_of_the_stream_in_the_last_moment_is_kept(
         def late(self: ContentReplacement, *arguments: Any, commit: Any = commit, done: list[str] = done) -> Any:
             if self.table not in done:
                 done.append(self.table)
-                query.take(batch(len(query.taken)))
+                query.take(game_records(len(query.taken)))
             return commit(self, *arguments)
 
         monkeypatch.setattr(ContentReplacement, name, late)
     for game in ("uno", "poker", "rummy"):
-        repaired(query, spark, f"silver.{game}")
+        repair_table(query, spark, f"silver.{game}")
 
     for game in GAMES:
         assert query.ids(f"silver.{game}") == expected(len(query.taken))
-    assert wrong(query) == {}
+    assert audit_problems(query) == {}
 
 
 def test_what_cannot_be_repaired_is_refused(query: Query, spark: SparkSession) -> None:
@@ -222,18 +187,21 @@ def test_what_cannot_be_repaired_is_refused(query: Query, spark: SparkSession) -
     }
     for table, (error, what) in refused.items():
         with pytest.raises(error, match=what):
-            repaired(query, spark, table)
+            repair_table(query, spark, table)
     write_deltalake(
-        path(query, "silver.go"), pa.table({"id": pa.array([77], pa.int32())}), mode="append", schema_mode="merge"
+        table_folder(query, "silver.go"),
+        pa.table({"id": pa.array([77], pa.int32())}),
+        mode="append",
+        schema_mode="merge",
     )
     with pytest.raises(TableError, match="added 1 rows"):
-        repaired(query, spark, "silver.go")
-    DeltaTable(path(query, "bronze.events")).delete("batch_id = 0")
+        repair_table(query, spark, "silver.go")
+    DeltaTable(table_folder(query, "bronze.events")).delete("batch_id = 0")
     with pytest.raises(StartError, match="does not reach back to the first batch"):
-        repaired(query, spark, "silver.uno")
+        repair_table(query, spark, "silver.uno")
     query = query.restarted(bronze=None)
     with pytest.raises(StartError, match="has no bronze"):
-        repaired(query, spark, "silver.uno")
+        repair_table(query, spark, "silver.uno")
 
 
 def scenes() -> list[Any]:
@@ -258,10 +226,10 @@ def test_a_repair_writes_what_the_batches_wrote(
     tables = [table for table in query.tables() if table not in own and not table.startswith("outbox.")]
     before = {table: multiset(query, table) for table in (*tables, query.config.dead_letters, "ops.ledger")}
     for table in tables:
-        repaired(query, spark, table)
+        repair_table(query, spark, table)
 
     assert {table: multiset(query, table) for table in before} == before
-    assert wrong(query) == {}
+    assert audit_problems(query) == {}
 
 
 @pytest.mark.slow
@@ -273,13 +241,13 @@ def test_a_wider_type_that_a_repair_brings_rewrites_the_table(
     lose_a_file(query)
     wide = query.restarted(decode=Json(schema="game string, id bigint, bonus double"), commit=commit)
     if commit == "auto":
-        meanwhile(lambda: query.take(batch(3)))
-    assert repaired(wide, spark, "silver.uno").rows == 9
+        meanwhile(lambda: query.take(game_records(3)))
+    assert repair_table(wide, spark, "silver.uno").rows == 9
 
     assert wide.open("silver.uno").protocol().reader_features is None
     assert wide.content("silver.uno").schema.field("id").type == pa.int64()
     assert wide.ids("silver.uno") == expected(len(wide.taken))
-    assert wrong(wide) == {}
+    assert audit_problems(wide) == {}
 
 
 MERGED = {
@@ -325,16 +293,16 @@ def test_tables_with_one_row_per_key_are_merged_anew(
     """Without it a table of profiles that lost a file can only be put back from a copy that nobody has."""
     whole, query = (merged(make_query, tmp_path / name, commit) for name in ("whole", "harmed"))
     tables = [f"{name}.uno" for name in MERGED]
-    shutil.rmtree(path(query, "latest.uno"))
+    shutil.rmtree(table_folder(query, "latest.uno"))
     jvm(spark).org.apache.spark.sql.delta.DeltaLog.clearCache()  # `router rebuild` has a JVM of its own
     newest = logs(query, "history.uno")[-1]
     newest.write_bytes(newest.read_bytes()[:50])
     if commit == "spark":  # it makes no table beside remembered deletions
         with pytest.raises(TableError, match=r"move .*_deletions away"):
-            repaired(query, spark, "history.uno")
-        shutil.rmtree(path(query, "history.uno"))
+            repair_table(query, spark, "history.uno")
+        shutil.rmtree(table_folder(query, "history.uno"))
     for table in ("newest.uno", "flagged.uno"):
-        sorted(path(query, table).glob("*.parquet"))[0].unlink()
+        sorted(table_folder(query, table).glob("*.parquet"))[0].unlink()
     come = [3]
 
     def take() -> None:
@@ -343,14 +311,14 @@ def test_tables_with_one_row_per_key_are_merged_anew(
 
     meanwhile(take)
     for table in tables:
-        repaired(query, spark, table)
+        repair_table(query, spark, table)
     take_merged(whole, 3)
     for each in (whole, query):
         take_merged(each, 4)
 
     for table in tables:
         assert multiset(query, table) == multiset(whole, table), table
-    assert wrong(query) == {}
+    assert audit_problems(query) == {}
 
 
 @pytest.mark.slow
@@ -366,13 +334,13 @@ def test_two_sinks_of_one_table_are_repaired_beside_the_stream(
     query.write_run_id()
     more = [{"id": 301, "kind": "number", "n": 1}, {"id": 302, "kind": "text", "n": 2}, {"id": 303, "kind": "both"}]
     whole.take(records(more, first=300))
-    sorted(path(query, "silver.shared").glob("*.parquet"))[0].unlink()
+    sorted(table_folder(query, "silver.shared").glob("*.parquet"))[0].unlink()
     meanwhile(lambda: query.take(records(more, first=300)))
-    done = repaired(query, spark, "silver.shared")
+    done = repair_table(query, spark, "silver.shared")
 
     assert done.later > 0
     assert multiset(query, "silver.shared") == multiset(whole, "silver.shared")
-    assert wrong(query) == {}
+    assert audit_problems(query) == {}
 
 
 @pytest.mark.slow
@@ -386,15 +354,15 @@ def test_quarantined_rows_are_in_a_table_once(make_query: MakeQuery, spark: Spar
     query = query.restarted(decode=Json(schema="game string, id int, bonus double"))
     query.take(records([{"game": "uno", "id": 2}, {"game": "uno", "id": 3, "bonus": 0.5}], first=100))
     with pytest.raises(TableError, match="1 rows wait for it in the quarantine, and need columns that it lacks"):
-        repaired(query, spark, "silver.uno")
-    shutil.rmtree(path(query, "silver.uno"))
-    repaired(query, spark, "silver.uno")
+        repair_table(query, spark, "silver.uno")
+    shutil.rmtree(table_folder(query, "silver.uno"))
+    repair_table(query, spark, "silver.uno")
 
     assert query.ids("silver.uno") == [1, 2, 3]
     assert list_quarantined(query.config, query.lake) == []
     query.take(records([{"game": "uno", "id": 4, "bonus": 1.5}], first=200))
     assert query.ids("silver.uno") == [1, 2, 3, 4]
-    assert wrong(query) == {}
+    assert audit_problems(query) == {}
 
 
 def test_rows_that_wait_for_an_older_copy_are_in_the_repaired_table_once(
@@ -407,33 +375,33 @@ def test_rows_that_wait_for_an_older_copy_are_in_the_repaired_table_once(
     query.write_run_id()
     query.take(records([{"game": "uno", "id": 1}]))
     copy = tmp_path / "copy"
-    shutil.copytree(path(query, "silver.uno"), copy)
+    shutil.copytree(table_folder(query, "silver.uno"), copy)
     query.take(records([{"game": "uno", "id": 2}], first=100))
-    shutil.rmtree(path(query, "silver.uno"))
-    shutil.copytree(copy, path(query, "silver.uno"))
+    shutil.rmtree(table_folder(query, "silver.uno"))
+    shutil.copytree(copy, table_folder(query, "silver.uno"))
     query.take(records([{"game": "uno", "id": 3}], first=200))
     assert [rows.kind for rows in list_quarantined(query.config, query.lake)] == ["unblock"]
 
-    repaired(query, spark, "silver.uno")
+    repair_table(query, spark, "silver.uno")
 
     assert query.ids("silver.uno") == [1, 2, 3]
     assert list_quarantined(query.config, query.lake) == []
     query.take(records([{"game": "uno", "id": 4}], first=300))
     assert query.ids("silver.uno") == [1, 2, 3, 4]
-    assert wrong(query) == {}
+    assert audit_problems(query) == {}
 
 
 @pytest.mark.slow
 def test_a_table_for_spark_is_not_replaced_beside_the_stream(query: Query, spark: SparkSession) -> None:
     """Delta on Spark would take what the stream commits meanwhile for old."""
-    DeltaTable(path(query, "silver.uno")).alter.add_constraint({"small": "id < 1000"})
+    DeltaTable(table_folder(query, "silver.uno")).alter.add_constraint({"small": "id < 1000"})
     with hold_run_lock(query.store.checkpoint, "games"), pytest.raises(TableError, match="end the stream"):
-        repaired(query, spark, "silver.uno")
+        repair_table(query, spark, "silver.uno")
     assert query.ids("silver.uno") == expected(3)
-    repaired(query, spark, "silver.uno")
+    repair_table(query, spark, "silver.uno")
 
     assert query.ids("silver.uno") == expected(3)
-    assert wrong(query) == {}
+    assert audit_problems(query) == {}
 
 
 @pytest.mark.slow
@@ -455,7 +423,7 @@ def test_a_stream_that_starts_while_spark_replaces_a_table_is_refused(
     monkeypatch.setattr(run_lock, "PATIENCE", 0.0)
     monkeypatch.setattr(SparkOverwrite, "run", overwrite_while_a_stream_starts)
     rows = multiset(query, table)
-    repaired(query, spark, table)
+    repair_table(query, spark, table)
 
     assert len(refused) == 1
     assert f"the repair of {table} by Delta on Spark is at work" in refused[0]
@@ -469,20 +437,20 @@ def test_a_damaged_table_is_repaired_while_its_rows_go_to_the_quarantine(
 ) -> None:
     """The stream keeps the rows of a table that it cannot read: what bronze gives must not be released again."""
     cut_the_log(query)
-    query.take(batch(3))
-    meanwhile(lambda: query.take(batch(4)))
+    query.take(game_records(3))
+    meanwhile(lambda: query.take(game_records(4)))
     assert {one.table: one.state for one in table_states(query.config)}["silver.go"] == "unreadable"
-    done = repaired(query, spark, "silver.go")
+    done = repair_table(query, spark, "silver.go")
     assert (done.rows, query.ids("silver.go")) == (12, expected(4))
     for found in list_quarantined(query.config, query.lake):
         try_now(query.store, found.place)
-    query.take(batch(5))
-    query.take(batch(6))
+    query.take(game_records(5))
+    query.take(game_records(6))
 
     for game in GAMES:
         assert query.ids(f"silver.{game}") == expected(7)
     assert list_quarantined(query.config, query.lake) == []
-    assert wrong(query) == {}
+    assert audit_problems(query) == {}
 
 
 @pytest.mark.slow
@@ -499,18 +467,18 @@ def test_a_divided_table_is_made_whole_of_the_bronze_of_several_topics(
         rows = records([{"game": "uno", "id": number}, {"game": "go", "id": number}], first=number * 100)
         query.take(rows.set_column(rows.schema.get_field_index("topic"), "topic", pa.array(topics)))
     content = multiset(query, "gold.all")
-    assert wrong(query) == {}
+    assert audit_problems(query) == {}
 
     for damage in (
-        lambda: shutil.rmtree(path(query, "gold.all")),
-        lambda: next(path(query, "gold.all").glob("*.parquet")).unlink(),
+        lambda: shutil.rmtree(table_folder(query, "gold.all")),
+        lambda: next(table_folder(query, "gold.all").glob("*.parquet")).unlink(),
     ):
         damage()
         query.contents.clear()
-        assert wrong(query).keys() >= {"gold.all"}
-        repaired(query, spark, "gold.all")
+        assert audit_problems(query).keys() >= {"gold.all"}
+        repair_table(query, spark, "gold.all")
         query.contents.clear()
         assert multiset(query, "gold.all") == content
-        assert wrong(query) == {}
+        assert audit_problems(query) == {}
         assert query.open("gold.all").metadata().partition_columns == ["game"]
         assert query.open("gold.all").metadata().description == "all of it"

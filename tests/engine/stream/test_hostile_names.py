@@ -9,13 +9,13 @@ import pytest
 
 from router.config.models import Route
 from router.engine.audit.table_states import table_states
-from router.engine.audit.verify import Verification
 from router.engine.reprocess.rebuild import Rebuild
 from router.engine.reprocess.refresh import Refresh
 from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Delta, Tables
 from tests.engine.query import RUN, Query, records
+from tests.engine.reprocess.repairs import audit_problems
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,12 +53,6 @@ def take(query: Query) -> None:
     query.take(records([{"game": "uno", "id": number}], first=number * 10))
 
 
-def problems(query: Query) -> dict[str, list[str]]:
-    return {
-        audit.table: audit.problems for audit in Verification.of_config(query.config).audit_tables() if audit.problems
-    }
-
-
 @pytest.fixture
 def meanwhile(monkeypatch: pytest.MonkeyPatch) -> list[Query]:
     """Return a list: its query takes a batch between the landing of a repair and its commit."""
@@ -86,7 +80,7 @@ def test_a_repair_keeps_the_rows_that_come_meanwhile(
     query = begun(make_query, tmp_path, *routes)
     take(query)
     take(query)
-    assert problems(query) == {}
+    assert audit_problems(query) == {}
     meanwhile.append(query)
 
     refreshed = Refresh(query.context(spark.newSession()), ("silver.*",)).run()
@@ -96,13 +90,13 @@ def test_a_repair_keeps_the_rows_that_come_meanwhile(
     kept = {name: [row["id"] for row in query.rows(f"silver.of_{under(name)}")] for name in NAMES}
     assert kept == {name: [0, 1, 2] for name in NAMES}
     assert {one.later for one in refreshed.done} == {1}
-    assert problems(query) == {}
+    assert audit_problems(query) == {}
     meanwhile.clear()
     shutil.rmtree(query.lake.address("silver.of_held"))
     query.rebuilt("silver.of_held", spark=spark.newSession())
     take(query)
     assert [row["id"] for row in query.rows("silver.of_held")] == [0, 1, 2, 3]
-    assert problems(query) == {}
+    assert audit_problems(query) == {}
     assert {state.state for state in table_states(query.config)} <= {"ok", "none"}
 
 
@@ -111,9 +105,9 @@ def test_lost_rows_of_a_sink_called_released_are_missed(make_query: MakeQuery, t
     route = Route(name="all", match=Sql(where="true"), sinks=(sink("silver.{event.game}", "released"),))
     query = begun(make_query, tmp_path, route)
     take(query)
-    assert problems(query) == {}
+    assert audit_problems(query) == {}
     shutil.rmtree(query.lake.address("silver.uno"))
     for path in query.store.json_paths(f"manifests/{RUN}"):  # they are pruned after a hundred batches
         query.store.delete(path)
 
-    assert list(problems(query)) == ["all/released"]
+    assert list(audit_problems(query)) == ["all/released"]
