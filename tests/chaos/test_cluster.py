@@ -155,7 +155,7 @@ def here(config: Path) -> Path:
     return folder
 
 
-def rows(config: Path) -> int:
+def landed_row_count(config: Path) -> int:
     return lakes.places(here(config)).total()
 
 
@@ -181,12 +181,14 @@ def test_a_worker_and_the_driver_are_killed_and_replaced(
     first, _ = worker(), worker()
     config = configured(tmp_path / "cluster", **lake_settings)
     router = submit(config)
-    wait_until(lambda: rows(config) >= ROWS, "a batch is in the lake")
+    wait_until(lambda: landed_row_count(config) >= ROWS, "a batch is in the lake")
 
     cluster.kill(first)
     worker()
-    before = rows(config)
-    wait_until(lambda: rows(config) > before or router.process.poll() is not None, "a further batch is in the lake")
+    before = landed_row_count(config)
+    wait_until(
+        lambda: landed_row_count(config) > before or router.process.poll() is not None, "a further batch is in the lake"
+    )
     assert router.process.poll() in (None, 0), router.said
     router.clear()  # SIGKILL for Spark's launcher, driver and Python workers
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SCHEMA = pa.schema([("n", pa.int64()), ("what", pa.string())])
 
 
-def rows(*numbers: int) -> pa.Table:
+def numbered_rows(*numbers: int) -> pa.Table:
     return pa.Table.from_pylist([{"n": n, "what": f"row {n}"} for n in numbers], SCHEMA)
 
 
@@ -34,8 +34,8 @@ def content(lake: Lake) -> list[int]:
 def test_parts_are_in_the_table_once_they_are_committed(lake: Lake) -> None:
     """Without it receipts are seen of a batch that may yet be sent again, or not at all."""
     ours = parts(lake)
-    ours.write(rows(1, 2))
-    pickle.loads(pickle.dumps(ours)).write(rows(3))
+    ours.write(numbered_rows(1, 2))
+    pickle.loads(pickle.dumps(ours)).write(numbered_rows(3))
     assert content(lake) == []
 
     ours.commit(SCHEMA)
@@ -49,7 +49,7 @@ def test_parts_are_in_the_table_once_they_are_committed(lake: Lake) -> None:
 def test_a_batch_is_committed_once(lake: Lake) -> None:
     """Without it a crash after the commit doubles the receipts."""
     for _ in range(2):
-        parts(lake).write(rows(1))
+        parts(lake).write(numbered_rows(1))
         parts(lake).commit(SCHEMA)
 
     assert content(lake) == [1]
@@ -57,10 +57,10 @@ def test_a_batch_is_committed_once(lake: Lake) -> None:
 
 def test_the_next_attempt_finds_what_is_there_with_its_notes(lake: Lake) -> None:
     """Without it rows are sent again although they arrived."""
-    parts(lake).write(rows(1, 2), {"reserved": "7"})
-    parts(lake).write(rows(3))
-    parts(lake, batch=1).write(rows(4))
-    parts(lake, route="other").write(rows(5))
+    parts(lake).write(numbered_rows(1, 2), {"reserved": "7"})
+    parts(lake).write(numbered_rows(3))
+    parts(lake, batch=1).write(numbered_rows(4))
+    parts(lake, route="other").write(numbered_rows(5))
 
     found = [(notes, part.column("n").to_pylist()) for notes, part in parts(lake).read(["n"])]
 
@@ -68,7 +68,7 @@ def test_the_next_attempt_finds_what_is_there_with_its_notes(lake: Lake) -> None
 
 
 def _write_and_die(lake: Lake) -> None:
-    parts(lake).write(rows(1))
+    parts(lake).write(numbered_rows(1))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -91,7 +91,7 @@ def test_a_batch_without_parts_makes_no_commit(lake: Lake) -> None:
 
 def test_a_table_of_an_older_version_gains_its_columns(lake: Lake) -> None:
     """Without it an upgrade stops the stream at its first receipt."""
-    parts(lake).write(rows(1))
+    parts(lake).write(numbered_rows(1))
     parts(lake).commit(SCHEMA)
     wider = SCHEMA.append(pa.field("more", pa.bool_()))
     parts(lake, batch=1).write(pa.Table.from_pylist([{"n": 2, "more": True}], wider))

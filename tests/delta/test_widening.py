@@ -49,7 +49,7 @@ def opened(lake: Lake, table: str = TABLE) -> DeltaTable:
     return handle
 
 
-def rows(lake: Lake, table: str = TABLE) -> list[dict[str, Any]]:
+def sorted_rows(lake: Lake, table: str = TABLE) -> list[dict[str, Any]]:
     """Return what a plain reader sees."""
     found = DeltaTable(lake.address(table)).to_pyarrow_table().to_pylist()
     return sorted(found, key=lambda row: row["id"])
@@ -65,8 +65,12 @@ def test_a_table_that_widens_stays_readable(
     assert work.widened
 
     handle = opened(lake)
-    assert [(row["id"], row["n"], row["s"]) for row in rows(lake)] == [(1, 7, "a"), (2, None, None), (3, 2**40, "b")]
-    assert math.isnan(rows(lake)[0]["x"])
+    assert [(row["id"], row["n"], row["s"]) for row in sorted_rows(lake)] == [
+        (1, 7, "a"),
+        (2, None, None),
+        (3, 2**40, "b"),
+    ]
+    assert math.isnan(sorted_rows(lake)[0]["x"])
     assert pa.schema(handle.schema().to_arrow()).field("n").type == pa.int64()
     assert handle.transaction_version(work.app_id) == 1
     assert handle.transaction_version("query/wider")
@@ -93,11 +97,11 @@ def test_a_crash_between_the_two_commits_is_harmless(
         patch.setattr("router.engine.commit.committers.commit_files", killed)
         with pytest.raises(KeyboardInterrupt):
             committers.commit_all((work,), {}, {})
-    assert [row["id"] for row in rows(lake)] == [1, 2]
+    assert [row["id"] for row in sorted_rows(lake)] == [1, 2]
     assert opened(lake).version() == 1
 
     assert committers.commit_all((work,), {}, {}) == 1
-    assert [row["id"] for row in rows(lake)] == [1, 2, 3]
+    assert [row["id"] for row in sorted_rows(lake)] == [1, 2, 3]
     assert opened(lake).version() == 2
 
 
@@ -111,7 +115,7 @@ def test_another_writer_that_is_faster_is_waited_for(
 
     rewrite_table(lake, TABLE, stale, GROWN, APP)
 
-    assert [row["id"] for row in rows(lake)] == [1, 1, 2]
+    assert [row["id"] for row in sorted_rows(lake)] == [1, 1, 2]
     files = opened(lake).file_uris()
     assert all(pq.read_schema(file).field("n").type == pa.int64() for file in files)
 
@@ -161,11 +165,11 @@ def test_a_divided_table_keeps_its_division(lake: Lake) -> None:
     divided = ["game", "day", "at", "level", "on", "share"]
     write_deltalake(lake.address(TABLE), table, partition_by=divided, name=made_as(TABLE))
     partitions = opened(lake).partitions()
-    before = rows(lake)
+    before = sorted_rows(lake)
 
     rewrite_table(lake, TABLE, opened(lake), to_delta(pa.schema([("id", pa.int64())])), APP)
 
-    assert rows(lake) == before
+    assert sorted_rows(lake) == before
     assert opened(lake).metadata().partition_columns == divided
     after = opened(lake).partitions()
     assert {frozenset(found.items()) for found in after} == {frozenset(found.items()) for found in partitions}

@@ -7,17 +7,15 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
 import requests
-from deltalake import write_deltalake
 
 from router_demo.api import Api, Failure, Poison
 from router_demo.big_wins import BIG, MILLION, MILLIONS, Course, Posted, Win, Wins, used
+from tests.lake_rows import append_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from router_demo.games import Record
 
@@ -45,20 +43,20 @@ def posted(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Posted:
     """Return what became of wins that are all where they should be."""
     wins, lake = Wins(), tmp_path_factory.mktemp("lake")
     events = [json.loads(value or b"") for _, value, _ in wins.events(MILLIONS // 2 + 5)]
-    write(lake, "silver.uno", events)
+    append_rows(lake, "silver.uno", events)
     big = [event for event in events if event["amount"] > BIG]
     times = [{**event, "ts": Win.read("", 0, event["ts"]).at} for event in big]
-    write(lake, "gold.big_wins", [{name: event[name] for name in ("gamer_id", "amount", "ts")} for event in times])
+    append_rows(
+        lake, "gold.big_wins", [{name: event[name] for name in ("gamer_id", "amount", "ts")} for event in times]
+    )
     course = go_out(api)
     statuses = {f"key {at}": call(api, event, f"key {at}") for at, event in enumerate(big)}
     named = {200: "delivered", 422: "dead"}
-    write(lake, "ops.receipts", [{"status": named[one], "idempotency_key": key} for key, one in statuses.items()])
-    write(lake, "ops.dead_letters", [{"stage": "apply", "reason": "no"} for one in statuses.values() if one == 422])
+    append_rows(lake, "ops.receipts", [{"status": named[one], "idempotency_key": key} for key, one in statuses.items()])
+    append_rows(
+        lake, "ops.dead_letters", [{"stage": "apply", "reason": "no"} for one in statuses.values() if one == 422]
+    )
     return Posted.read(lake, api, wins, course, course.back, 200)
-
-
-def write(lake: Path, table: str, rows: list[dict[str, Any]]) -> None:
-    write_deltalake(str(lake.joinpath(*table.split("."))), pa.Table.from_pylist(rows))
 
 
 def call(api: Api, event: dict[str, Any], key: str) -> int:

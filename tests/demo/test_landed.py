@@ -5,29 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-from deltalake import write_deltalake
-
 from router_demo.landed import Growth, letters, schema_ids, tables
 from router_schemas.wire_format import pack_value
+from tests.lake_rows import append_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def write(lake: Path, table: str, rows: list[dict[str, object]]) -> None:
-    path = lake.joinpath(*table.split("."))
-    write_deltalake(str(path), pa.Table.from_pylist(rows), mode="append", schema_mode="merge")
 
 
 def test_a_column_is_gained_once_and_not_where_a_table_begins_with_it(tmp_path: Path) -> None:
     growth = Growth(tmp_path, ["silver.uno", "silver.poker"])
     assert growth.look() == {}
 
-    write(tmp_path, "silver.uno", [{"game": "uno"}])
+    append_rows(tmp_path, "silver.uno", [{"game": "uno"}])
     assert growth.look() == {}
-    write(tmp_path, "silver.uno", [{"game": "uno", "bet": 1}])
-    write(tmp_path, "silver.poker", [{"game": "poker", "bet": 1}])
+    append_rows(tmp_path, "silver.uno", [{"game": "uno", "bet": 1}])
+    append_rows(tmp_path, "silver.poker", [{"game": "poker", "bet": 1}])
     assert growth.look() == {"bet": ["silver.uno"]}
     assert growth.look() == {}
     assert growth.gained.keys() == {"bet"}
@@ -36,9 +29,9 @@ def test_a_column_is_gained_once_and_not_where_a_table_begins_with_it(tmp_path: 
 def test_records_are_counted_by_schema_without_dead_letters(tmp_path: Path) -> None:
     values = [pack_value(1, (0,), b"a"), pack_value(2, (0,), b"a"), pack_value(2, (0,), b"b"), None, b""]
     records = [{"partition": 1, "offset": offset, "value": value} for offset, value in enumerate(values)]
-    write(tmp_path, "bronze.game_events", records)
+    append_rows(tmp_path, "bronze.game_events", records)
     dead = [{"partition": 1, "offset": offset, "stage": "decode", "reason": "no"} for offset in (2, 3, 4)]
-    write(tmp_path, "ops.dead_letters", dead)
+    append_rows(tmp_path, "ops.dead_letters", dead)
 
     found = tables(tmp_path)
 

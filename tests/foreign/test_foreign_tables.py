@@ -74,7 +74,7 @@ def played(make_query: Any, spark: SparkSession, tmp_path_factory: Any) -> Calla
     return played
 
 
-def rows(spark: SparkSession, address: str) -> list[tuple[Any, ...]]:
+def record_rows(spark: SparkSession, address: str) -> list[tuple[Any, ...]]:
     """Return the rows of the records in a table; those that it had before are left out."""
     frame = spark.read.format("delta").load(address)
     found = [row.asDict() for row in frame.filter("game <> 'old'").collect()]
@@ -106,7 +106,7 @@ def test_rows_are_appended_or_wait(spark: SparkSession, played: Callable[[bool],
         return
     address = query.lake.address(f"silver.{table}")
     assert blocked is None
-    assert rows(spark, address) == APPENDED
+    assert record_rows(spark, address) == APPENDED
     if isinstance(found := by_delta_rs(address), list):
         assert found == APPENDED
 
@@ -121,10 +121,10 @@ def test_rows_are_merged_or_wait(spark: SparkSession, played: Callable[[bool], Q
         assert f"gold.{table}" in str(backlog)
     elif table == "append_only":  # what is in it must not change
         assert f"gold.{table}" in str(backlog)
-        assert rows(spark, address) == [(1, "a", None), (2, "b", None)]
+        assert record_rows(spark, address) == [(1, "a", None), (2, "b", None)]
     else:
         assert f"gold.{table}" not in str(backlog)
-        assert rows(spark, address) == MERGED
+        assert record_rows(spark, address) == MERGED
         if isinstance(found := by_delta_rs(address), list):
             assert found == MERGED
 

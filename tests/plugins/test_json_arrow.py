@@ -132,7 +132,7 @@ def batch(values: Sequence[bytes | None]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], names=["value"])
 
 
-def rows(values: Sequence[bytes | None]) -> list[tuple[dict[str, Any] | None, str | None]]:
+def decoded_events(values: Sequence[bytes | None]) -> list[tuple[dict[str, Any] | None, str | None]]:
     """Return the events of values and why there is none."""
     added = json_events(batch(values), JsonEvents(SHAPE))
     event, error, unknown = added.columns
@@ -146,7 +146,7 @@ def rows(values: Sequence[bytes | None]) -> list[tuple[dict[str, Any] | None, st
 
 def decided(values: Sequence[bytes | None]) -> list[dict[str, Any] | None]:
     """Return the events of values, None where they have none."""
-    return [event for event, _ in rows(values)]
+    return [event for event, _ in decoded_events(values)]
 
 
 def time_by_python(value: str, kind: T.DataType) -> dt.date:
@@ -185,7 +185,7 @@ def test_what_python_refuses_is_no_event() -> None:
     """A broken record that becomes an event is a lie in a table."""
     values = examples(anything | st.binary(max_size=40), 800)
 
-    for value, (event, error) in zip(values, rows(values), strict=True):
+    for value, (event, error) in zip(values, decoded_events(values), strict=True):
         assert is_object(value) or event is None, value
         if event is None:
             assert error, value
@@ -195,22 +195,22 @@ def test_what_python_refuses_is_no_event() -> None:
 def test_a_verdict_does_not_depend_on_the_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record that is read again in another batch must end in the same place."""
     values: list[bytes | None] = [None, *examples(anything, 300), *(value for value, _ in GOOD), *BAD]
-    expected = [repr(row) for value in values for row in rows([value])]
+    expected = [repr(row) for value in values for row in decoded_events([value])]
 
     for size in (1, 7, 300, 4096):
         monkeypatch.setattr(json_arrow, "BLOCK_ROWS", size)
         order = random.Random(size).sample(range(len(values)), len(values))
-        found = rows([values[place] for place in order])
+        found = decoded_events([values[place] for place in order])
         assert [repr(row) for row in found] == [expected[place] for place in order]
 
 
 def test_a_verdict_does_not_depend_on_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is quick must be what is complete: a field more in a record must not change the others."""
     values: list[bytes | None] = [*examples(anything, 500), *(value for value, _ in GOOD), *BAD]
-    expected = rows(values)
+    expected = decoded_events(values)
     monkeypatch.setattr(json_arrow, "make_parsers", lambda *_, **__: ())
 
-    for value, found, row in zip(values, rows(values), expected, strict=True):
+    for value, found, row in zip(values, decoded_events(values), expected, strict=True):
         assert repr(found) == repr(row), value
 
 
@@ -407,7 +407,7 @@ def test_what_is_decided_is_what_from_json_decides(natively: Natively) -> None:
     """Who knows Spark expects what Spark does; a reason is looked for in what was written of it before."""
     values = [*examples(anything | st.binary(max_size=40), 1000), *(value for value, _ in GOOD), *BAD]
 
-    assert differences(values, rows(values), natively(values)) == []
+    assert differences(values, decoded_events(values), natively(values)) == []
 
 
 def test_numbers_are_those_of_from_json(natively: Natively) -> None:
@@ -429,7 +429,7 @@ def test_numbers_are_those_of_from_json(natively: Natively) -> None:
     fields = ("real", "big", "whole", "small", "other")
     values = [f'{{"{name}":{text}}}'.encode() for text in [*drawn, *edges] for name in fields]
 
-    assert differences(values, rows(values), natively(values)) == []
+    assert differences(values, decoded_events(values), natively(values)) == []
 
 
 ZONES = ("Z", "+02:00", "-0530", "+2", " UTC", " Europe/Berlin", "UTC+2", " PST", "+19:00", " x", "")
@@ -449,7 +449,7 @@ def test_times_are_those_of_from_json(natively: Natively) -> None:
     values = [json.dumps({name: text}).encode() for text in drawn for name in ("at", "day") if not is_odd_date(text)]
     values += [json.dumps({"times": [text], "player": {"since": "2026-11-21"}}).encode() for text in drawn[::10]]
 
-    assert differences(values, rows(values), natively(values)) == []
+    assert differences(values, decoded_events(values), natively(values)) == []
 
 
 def is_odd_date(text: str) -> bool:

@@ -40,14 +40,14 @@ dead_letters: ops.dead
 """
 
 
-def rows(spark: SparkSession, decoder: Decoder, records: list[tuple[bytes | None, bytes | None]]) -> list[Any]:
+def decoded_rows(spark: SparkSession, decoder: Decoder, records: list[tuple[bytes | None, bytes | None]]) -> list[Any]:
     raw = spark.createDataFrame([(k, v, "t", 0, n, None, 0, None) for n, (k, v) in enumerate(records)], RAW_SCHEMA)
     return sorted(decoder.decode(raw).collect(), key=lambda row: row["offset"])
 
 
 def test_a_record_is_an_event_when_value_and_key_can_be_decoded(spark: SparkSession) -> None:
     """Without it a key that nobody can read goes unnoticed, or a record without one is refused."""
-    found = rows(spark, RecordKeys(value=Json(schema="game string"), key=Json(schema="id int")), RECORDS)
+    found = decoded_rows(spark, RecordKeys(value=Json(schema="game string"), key=Json(schema="id int")), RECORDS)
 
     assert [row["event"] and row["event"]["game"] for row in found] == ["uno", "uno", None, None, None, None]
     assert [row["event_key"] and row["event_key"]["id"] for row in found] == [1, None, None, 2, None, None]
@@ -58,14 +58,14 @@ def test_a_record_is_an_event_when_value_and_key_can_be_decoded(spark: SparkSess
 
 def test_the_record_stays_as_it_was(spark: SparkSession) -> None:
     """Without it bronze has the key in place of the value."""
-    found = rows(spark, RecordKeys(value=Json(schema="game string"), key=Shouted()), RECORDS)
+    found = decoded_rows(spark, RecordKeys(value=Json(schema="game string"), key=Shouted()), RECORDS)
 
     assert [(row["key"], row["value"]) for row in found] == RECORDS
 
 
 def test_keys_of_records_for_bronze_only_are_looked_at(spark: SparkSession) -> None:
     """Without it `none` hides what is wrong with the keys."""
-    found = rows(spark, RecordKeys(value=Nothing(), key=Json(schema="id int")), RECORDS[:3])
+    found = decoded_rows(spark, RecordKeys(value=Nothing(), key=Json(schema="id int")), RECORDS[:3])
 
     assert [(row["event"], row["_error"]) for row in found] == [
         *[(None, None), (None, None), (None, "key value is not JSON")]
@@ -76,7 +76,7 @@ def test_tasks_decode_what_frames_decode(spark: SparkSession) -> None:
     """Without it the way a batch lands decides what an event is."""
     decoder = RecordKeys(value=Shouted(), key=Shouted())
     records = [*RECORDS, (b"\xff", b"fine"), (b"fine", b"\xff")]
-    expected = rows(spark, decoder, records)
+    expected = decoded_rows(spark, decoder, records)
     made = decoder.decoding()
     assert made is not None
 
@@ -99,11 +99,11 @@ def test_what_a_key_wants_is_asked_of_its_decoder(spark: SparkSession, tmp_path:
     decoder = RecordKeys(value=Known(folder=str(tmp_path / "values")), key=Known(folder=str(tmp_path / "keys")))
     records = [(b"key:1", b"value:1"), (b"key:2", b"value:2"), (None, b"value:3"), (b"other:4", b"value:4")]
 
-    wanted = {row["_wanted"] for row in rows(spark, decoder, records)} - {None}
+    wanted = {row["_wanted"] for row in decoded_rows(spark, decoder, records)} - {None}
     once = decoder.refresh(frozenset(wanted))
-    wanted = {row["_wanted"] for row in rows(spark, once, records)} - {None}
+    wanted = {row["_wanted"] for row in decoded_rows(spark, once, records)} - {None}
     twice = once.refresh(frozenset(wanted))
-    found = rows(spark, twice, records)
+    found = decoded_rows(spark, twice, records)
 
     assert [row["_error"] for row in found] == [None, None, None, "key no word other"]
     assert {row["_wanted"] for row in found} == {None}

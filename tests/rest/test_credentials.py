@@ -62,7 +62,9 @@ def credentials(**options: Any) -> Credentials:
     return Credentials(Auth.model_validate(options))
 
 
-def sent(server: FaultyRegistry, given: dict[str, Any], body: bytes = b"{}", path: str = "/wins/a%20b?x=1") -> Seen:
+def send_with_login(
+    server: FaultyRegistry, given: dict[str, Any], body: bytes = b"{}", path: str = "/wins/a%20b?x=1"
+) -> Seen:
     """Send a call as a task does, with what came over the wire from the driver; return it as it arrived."""
     travelled = json.loads(json.dumps(given))
     request = requests.Request("POST", server.url + path, data=body).prepare()
@@ -99,7 +101,7 @@ def test_a_login_arrives_with_the_headers_of_every_call(
     """Without it the API answers 401 to everything."""
     held = Credentials(Auth.model_validate(auth), {"X-Tenant": Secret("games")})
 
-    arrived = sent(faulty, held.current_credentials())
+    arrived = send_with_login(faulty, held.current_credentials())
 
     assert (arrived.headers[header], arrived.headers["X-Tenant"]) == (value, "games")
     assert held.current_credentials("1") == held.current_credentials()
@@ -112,12 +114,12 @@ def test_a_key_in_the_query_stays_one_value(faulty: FaultyRegistry, path: str, a
     """A key with an ampersand must not become two parameters."""
     held = credentials(api_key={"query": "key", "value": "a&b=c/#"})
 
-    assert sent(faulty, held.current_credentials(), path=path).path == arrives
+    assert send_with_login(faulty, held.current_credentials(), path=path).path == arrives
 
 
 def test_without_a_login_nothing_is_added(faulty: FaultyRegistry) -> None:
     """An API on the inside may have none."""
-    arrived = sent(faulty, Credentials(None).current_credentials())
+    arrived = send_with_login(faulty, Credentials(None).current_credentials())
 
     assert "Authorization" not in arrived.headers
     assert arrived.path == "/wins/a%20b?x=1"
@@ -145,7 +147,7 @@ def test_a_token_is_fetched_once_and_renewed_before_it_expires(faulty: FaultyReg
 
     for now[0] in (1000.0, 1079.0, 1081.0, 1160.0, 1162.0):
         given = held.current_credentials()
-        seen.append((given["version"], sent(faulty, given).headers["Authorization"]))
+        seen.append((given["version"], send_with_login(faulty, given).headers["Authorization"]))
 
     assert [version for version, _ in seen] == ["1", "1", "2", "2", "3"]
     assert [login for _, login in seen] == [f"Bearer token-{version}" for version, _ in seen]
@@ -252,7 +254,9 @@ def test_a_signature_is_the_one_of_the_rfc(faulty: FaultyRegistry, algorithm: st
     """Test case 1 of RFC 4231, 4.2; an API that computes another one refuses every call."""
     options = {"key": "0b" * 20, "key_encoding": "hex", "algorithm": algorithm, "encoding": encoding}
 
-    arrived = sent(faulty, credentials(hmac={**options, "signed": "{body}"}).current_credentials(), b"Hi There")
+    arrived = send_with_login(
+        faulty, credentials(hmac={**options, "signed": "{body}"}).current_credentials(), b"Hi There"
+    )
 
     digest = bytes.fromhex(RFC_4231[algorithm])
     written = digest.hex() if encoding == "hex" else base64.b64encode(digest).decode()
@@ -274,7 +278,7 @@ def test_everything_that_is_signed_is_what_arrives(faulty: FaultyRegistry) -> No
         }
     )
 
-    arrived = sent(faulty, held.current_credentials(), "{'ä': 1}".encode())
+    arrived = send_with_login(faulty, held.current_credentials(), "{'ä': 1}".encode())
 
     path, _, query = arrived.path.partition("?")
     hashed = hashlib.sha256(arrived.body).hexdigest()

@@ -33,7 +33,9 @@ WINS = Owner("games", "wins", "rest", 6, limit=API)
 HOUR = [{"calls": 50, "per": "hour"}]
 
 
-def sent(owner: Owner, ago: float, *, first: int, calls: int, rows: int = 1, attempts: int = 1, key: str = "") -> Any:
+def sent_receipts(
+    owner: Owner, ago: float, *, first: int, calls: int, rows: int = 1, attempts: int = 1, key: str = ""
+) -> Any:
     """Return the receipts of calls that went out some seconds ago."""
     made = [
         Settled(
@@ -67,8 +69,8 @@ def test_three_starts_within_an_hour_share_one_limit_of_an_hour(
     """Without it every start may send as much as an hour allows."""
     committed = where == "in the table"
     parts = StagedParts(lake, "ops.receipts", "games:run/wins/rest", 6 if committed else 7)
-    parts.write(sent(WINS, 600, first=0, calls=26))
-    parts.write(sent(WINS, 300, first=100, calls=8, rows=3, attempts=3))
+    parts.write(sent_receipts(WINS, 600, first=0, calls=26))
+    parts.write(sent_receipts(WINS, 300, first=100, calls=8, rows=3, attempts=3))
     if committed:
         parts.commit(RECEIPT_SCHEMA)
 
@@ -81,7 +83,7 @@ def test_a_limit_is_kept_after_a_failure_of_the_storage_at_the_start(
 ) -> None:
     """Without it one failed request to the storage lets the API have a second hour's calls within the hour."""
     parts = StagedParts(lake, "ops.receipts", "games:run/wins/rest", 6)
-    parts.write(sent(WINS, 600, first=0, calls=50))
+    parts.write(sent_receipts(WINS, 600, first=0, calls=50))
     parts.commit(RECEIPT_SCHEMA)
 
     def fail(*arguments: Any) -> Any:
@@ -100,7 +102,7 @@ def test_a_limit_knows_after_a_start_what_its_other_sinks_have_sent(
 ) -> None:
     """Without it two sinks that share an hour have two of them when one is idle after a start."""
     parts = StagedParts(lake, "ops.receipts", "games:run/losses/rest", 6)
-    parts.write(sent(replace(WINS, route="losses"), 600, first=0, calls=50))
+    parts.write(sent_receipts(replace(WINS, route="losses"), 600, first=0, calls=50))
     parts.commit(RECEIPT_SCHEMA)
 
     assert again(lease_server, lake, tmp_path, limits=HOUR) > 2000
@@ -110,10 +112,10 @@ def test_what_others_sent_and_what_is_long_ago_does_not_count(
     lease_server: LeaseServer, lake: Lake, tmp_path: Path
 ) -> None:
     parts = StagedParts(lake, "ops.receipts", "games:run/wins/rest", 6)
-    parts.write(sent(replace(WINS, query="others"), 600, first=0, calls=50))
-    parts.write(sent(replace(WINS, limit="another API"), 600, first=0, calls=50))
-    parts.write(sent(WINS, 4000, first=0, calls=50))
-    parts.write(sent(WINS, 60, first=0, calls=49))
+    parts.write(sent_receipts(replace(WINS, query="others"), 600, first=0, calls=50))
+    parts.write(sent_receipts(replace(WINS, limit="another API"), 600, first=0, calls=50))
+    parts.write(sent_receipts(WINS, 4000, first=0, calls=50))
+    parts.write(sent_receipts(WINS, 60, first=0, calls=49))
     parts.commit(RECEIPT_SCHEMA)
 
     assert again(lease_server, lake, tmp_path, limits=HOUR) <= 0
@@ -124,7 +126,7 @@ def test_receipts_of_an_older_version_are_no_obstacle(lease_server: LeaseServer,
     older = pa.schema([column for column in RECEIPT_SCHEMA if not column.name.startswith("limit")])
     for batch in (6, 7):
         parts = StagedParts(lake, "ops.receipts", "games:run/wins/rest", batch)
-        parts.write(sent(WINS, 600, first=0, calls=50).select(older.names))
+        parts.write(sent_receipts(WINS, 600, first=0, calls=50).select(older.names))
         if batch == 6:
             parts.commit(older)
 

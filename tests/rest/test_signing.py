@@ -59,7 +59,7 @@ def fails_first(talk: Talk) -> None:
         talk.answer(b"", "200 OK" if len(talk.server.seen) > 1 else "500 Oops")
 
 
-def sent(
+def send_signed(
     server_tasks: Tasks, server: Scripted, auth: dict[str, Any], path: str = "/events", packed: bool = True, **form: Any
 ) -> list[Seen]:
     """Send four rows in two calls, `packed` by gzip, the first of them twice; return what arrived."""
@@ -126,7 +126,7 @@ def test_aws_finds_its_signature_in_what_arrives(
     times = iter([began + timedelta(seconds=at) for at in range(100)])
     monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda *_: next(times))
 
-    seen = sent(server_tasks, server, {"sigv4": AWS}, path)
+    seen = send_signed(server_tasks, server, {"sigv4": AWS}, path)
 
     assert len({verify_aws(one) for one in seen}) == 3
     assert "x-amz-security-token" not in seen[0].headers
@@ -263,7 +263,7 @@ def test_github_publishes_the_signature_of_a_text() -> None:
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
 def test_the_library_of_stripe_takes_what_arrives(server_tasks: Tasks, server: Scripted, packed: bool) -> None:
     """Without it a receiver that verifies with that library refuses every call."""
-    for seen in sent(server_tasks, server, {"hmac": {"preset": "stripe", "key": "whsec_hush"}}, packed=packed):
+    for seen in send_signed(server_tasks, server, {"hmac": {"preset": "stripe", "key": "whsec_hush"}}, packed=packed):
         header = seen.headers["stripe-signature"]
         at = int(header.split(",")[0].removeprefix("t="))
         signed = hmac.new(b"whsec_hush", f"{at}.".encode() + seen.body, "sha256").hexdigest()
@@ -279,7 +279,7 @@ def test_the_library_of_standard_webhooks_takes_what_arrives(
     """Without it a receiver refuses every call, or takes one that is sent again for another."""
     auth = {"hmac": {"preset": "standard_webhooks", "key": WHSEC}}
 
-    seen = sent(server_tasks, server, auth, packed=packed, key_header="webhook-id", quoted=False)
+    seen = send_signed(server_tasks, server, auth, packed=packed, key_header="webhook-id", quoted=False)
 
     for one in seen:
         to_sign = f"{one.headers['webhook-id']}.{one.headers['webhook-timestamp']}.".encode() + one.body

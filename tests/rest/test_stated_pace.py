@@ -177,7 +177,9 @@ class Unchanged(StatedPace):
     def on_result(self, now: float, *, ok: int, refused: int) -> None: ...
 
 
-def sent(pace: StatedPace, limiter: Limiter, *, stated: float, jitter: float, seconds: float) -> tuple[int, int]:
+def simulate_sending(
+    pace: StatedPace, limiter: Limiter, *, stated: float, jitter: float, seconds: float
+) -> tuple[int, int]:
     """Send for some seconds over a network that moves each call, and each answer; return the accepted and refused."""
     chance = random.Random(7)
     way: list[float] = []
@@ -226,8 +228,8 @@ def test_a_pace_that_accepts_fewer_calls_does_not_stay(
     limiter: Callable[[], Limiter], stated: float, jitter: float
 ) -> None:
     """Without it small losses, each within what chance does, add up to a tenth and more of the accepted calls."""
-    accepted, _ = sent(StatedPace(), limiter(), stated=stated, jitter=jitter, seconds=600)
-    unchanged, _ = sent(Unchanged(), limiter(), stated=stated, jitter=jitter, seconds=600)
+    accepted, _ = simulate_sending(StatedPace(), limiter(), stated=stated, jitter=jitter, seconds=600)
+    unchanged, _ = simulate_sending(Unchanged(), limiter(), stated=stated, jitter=jitter, seconds=600)
 
     assert accepted >= 0.97 * unchanged
 
@@ -236,8 +238,8 @@ def test_a_pace_that_accepts_fewer_calls_does_not_stay(
 def test_a_limit_that_is_lower_than_stated_is_used_with_few_refusals(
     limiter: Callable[[], Limiter], stated: float, jitter: float
 ) -> None:
-    accepted, refused = sent(StatedPace(), limiter(), stated=stated, jitter=jitter, seconds=600)
-    unchanged, refused_unchanged = sent(Unchanged(), limiter(), stated=stated, jitter=jitter, seconds=600)
+    accepted, refused = simulate_sending(StatedPace(), limiter(), stated=stated, jitter=jitter, seconds=600)
+    unchanged, refused_unchanged = simulate_sending(Unchanged(), limiter(), stated=stated, jitter=jitter, seconds=600)
 
     assert accepted >= 0.97 * unchanged
     assert refused <= 0.1 * (accepted + refused) < refused_unchanged
@@ -246,6 +248,6 @@ def test_a_limit_that_is_lower_than_stated_is_used_with_few_refusals(
 def test_a_limit_far_below_the_stated_one_is_found_within_seconds() -> None:
     """Without it each step of a tenth takes its own try: half a minute in which most calls are refused."""
     pace = StatedPace()
-    sent(pace, Bucket(400, 40), stated=1000, jitter=0.005, seconds=9)
+    simulate_sending(pace, Bucket(400, 40), stated=1000, jitter=0.005, seconds=9)
 
     assert 0.35 <= pace.factor <= 0.45

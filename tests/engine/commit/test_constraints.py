@@ -140,14 +140,14 @@ def played(request: pytest.FixtureRequest, make_query: MakeQuery, spark: SparkSe
     return Played(query, names)
 
 
-def rows(spark: SparkSession, lake: Lake, table: str) -> list[dict[str, Any]]:
+def rows_by_spark(spark: SparkSession, lake: Lake, table: str) -> list[dict[str, Any]]:
     frame = spark.read.format("delta").load(lake.address(f"silver.{table}"))
     return [row.asDict(recursive=True) for row in frame.orderBy("id").collect()]
 
 
 def test_the_neighbours_of_a_row_that_violates_a_constraint_land(spark: SparkSession, played: Played) -> None:
     for name in played.names:
-        assert [row["id"] for row in rows(spark, played.query.lake, name)] == [1, 1, 2, 2], name
+        assert [row["id"] for row in rows_by_spark(spark, played.query.lake, name)] == [1, 1, 2, 2], name
 
 
 def test_a_row_that_violates_a_constraint_is_a_dead_letter_that_names_it(spark: SparkSession, played: Played) -> None:
@@ -181,7 +181,7 @@ def test_rows_that_only_spark_can_judge_do_not_stay_in_the_quarantine(played: Pl
 
 @pytest.mark.parametrize("played", PLAYS[1:], indirect=True)  # not of the sample
 def test_generated_columns_are_generated_under_an_old_protocol(spark: SparkSession, played: Played) -> None:
-    assert [row["twice"] for row in rows(spark, played.query.lake, "generated")] == [2, 2, 4, 4]
+    assert [row["twice"] for row in rows_by_spark(spark, played.query.lake, "generated")] == [2, 2, 4, 4]
 
 
 def test_delta_rs_gets_no_table_that_demands_something(played: Played) -> None:

@@ -43,7 +43,7 @@ def types(spark: SparkSession, query: Query, table: str) -> dict[str, str]:
     return {field.name: field.dataType.simpleString() for field in schema}
 
 
-def rows(spark: SparkSession, query: Query, table: str) -> dict[int, dict[str, Any]]:
+def rows_by_id(spark: SparkSession, query: Query, table: str) -> dict[int, dict[str, Any]]:
     """Return rows by id as Spark reads them, without their nulls."""
     frame = spark.read.format("delta").load(query.lake.address(table))
     found = [row.asDict(recursive=True) for row in frame.collect()]
@@ -56,7 +56,7 @@ def test_a_table_widens_and_grows(spark: SparkSession, evolved: Query) -> None:
         **{"game": "string", "id": "int", "amount": "bigint", "price": "double", "note": "string"},
         **{"inner": "struct<x:bigint,z:string>", "Level": "int", "bonus": "double"},
     }
-    assert rows(spark, evolved, "silver.old") == {
+    assert rows_by_id(spark, evolved, "silver.old") == {
         1: {
             "game": "old",
             "id": 1,
@@ -81,7 +81,7 @@ def test_narrower_rows_are_cast_to_a_wider_table(spark: SparkSession, evolved: Q
         **{"game": "string", "id": "int", "amount": "bigint", "price": "double", "note": "bigint"},
         **{"inner": "struct<x:bigint,z:string>", "level": "int"},
     }
-    assert rows(spark, evolved, "silver.wide") == {
+    assert rows_by_id(spark, evolved, "silver.wide") == {
         20: {
             "game": "wide",
             "id": 20,

@@ -30,20 +30,20 @@ def games(lake: Lake, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> L
     return lake
 
 
-def rows(*given: Any, **options: Any) -> list[tuple[Any, ...]]:
+def read_sorted(*given: Any, **options: Any) -> list[tuple[Any, ...]]:
     return sorted(map(tuple, read(*given, **options).collect()), key=repr)
 
 
 def test_a_table_is_read_by_its_name(games: Lake) -> None:
     """Without it every notebook begins with paths."""
-    assert rows("silver.uno") == [("a", 1), ("b", 2)]
-    assert rows("silver.uno", lake=games.root, as_of=0) == [("a", 1)]
+    assert read_sorted("silver.uno") == [("a", 1), ("b", 2)]
+    assert read_sorted("silver.uno", lake=games.root, as_of=0) == [("a", 1)]
 
 
 def test_tables_of_a_pattern_are_read_together(games: Lake) -> None:
     """Without it a question about all games is a loop over hundreds of tables."""
     assert read("silver.*").columns == ["table", "k", "chips", "v"]
-    assert rows("silver.*") == [
+    assert read_sorted("silver.*") == [
         ("silver.poker", "c", 3.5, None), ("silver.uno", "a", None, 1), ("silver.uno", "b", None, 2)
     ]  # fmt: skip
 
@@ -54,8 +54,8 @@ def test_a_table_is_read_as_it_was(games: Lake) -> None:
     written = datetime.fromtimestamp(first.history(1)[0]["timestamp"] / 1000, tz=timezone.utc)
     later = datetime.now(timezone.utc) + timedelta(hours=1)
 
-    assert ("a", 1) in rows("silver.uno", as_of=written.isoformat())
-    assert rows("silver.u*", as_of=later) == [("silver.uno", "a", 1), ("silver.uno", "b", 2)]
+    assert ("a", 1) in read_sorted("silver.uno", as_of=written.isoformat())
+    assert read_sorted("silver.u*", as_of=later) == [("silver.uno", "a", 1), ("silver.uno", "b", 2)]
     with pytest.raises(TableError, match="at that time"):
         read("silver.*", as_of=LONG_AGO)
 

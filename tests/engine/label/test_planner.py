@@ -35,7 +35,7 @@ VALUES: list[dict[str, Any] | bytes] = [
 ]
 
 
-def config(*routes: Route, decode: Decoder | None = None, **settings: Any) -> Config:
+def config_of_routes(*routes: Route, decode: Decoder | None = None, **settings: Any) -> Config:
     settings = {"name": "games", "lake": "none", "dead_letters": "ops.dead", "source": SOURCE, **settings}
     return Config(decode=decode or Events(ddl=DDL), routes=routes, **settings)
 
@@ -69,7 +69,7 @@ def planned(spark: SparkSession) -> Callable[..., Plan]:
     raw = spark.createDataFrame(records(VALUES)).withColumn("arrival", F.lit(0).cast("long")).cache()
 
     def planned(*routes: Route, **settings: Any) -> Plan:
-        made = config(*routes, **settings)
+        made = config_of_routes(*routes, **settings)
         return Planner(made, made.decode).plan_batch(raw)
 
     return planned
@@ -260,7 +260,7 @@ def test_columns_that_an_outbox_adds_are_taken(planned: Callable[..., Plan]) -> 
 def test_a_planner_follows_the_schema_of_the_events(spark: SparkSession) -> None:
     """Without it a new field of a registry's schema is in no table until a restart."""
     raw, decoders = spark.createDataFrame([], RAW_SCHEMA), [Events(ddl="n int"), Events(ddl="n int, more string")]
-    planner, schemas = Planner(config(route()), config(route()).decode), []
+    planner, schemas = Planner(config_of_routes(route()), config_of_routes(route()).decode), []
     for decoder in [*decoders, decoders[0]]:
         planner.decoder = decoder
         (target,) = planner.plan_batch(raw).layout.targets
@@ -279,7 +279,7 @@ def test_every_batch_has_the_same_plan(
 ) -> None:
     """Without it Spark compiles the plan for each batch, since a constant in it is another one."""
     raw = spark.createDataFrame(records(VALUES))
-    planner = Planner(config(route(sql)), DECODERS[decoded])
+    planner = Planner(config_of_routes(route(sql)), DECODERS[decoded])
     frame, _ = planner.plan_batch(raw, arrival=987654321).frame_for_landing(raw)
 
     frame.explain(extended=True)

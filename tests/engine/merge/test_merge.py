@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
 
 
-def rows(*records: tuple[str, Record]) -> pa.Table:
+def lane_of_tables(*records: tuple[str, Record]) -> pa.Table:
     """Return the rows of a lane, sorted by table."""
     found = sorted(records, key=lambda one: one[0])
     return lane([one for _, one in found], KEYED, COLUMNS).append_column(
@@ -70,7 +70,10 @@ def test_the_rows_of_a_table_come_together(names: list[str], size: int) -> None:
 def test_a_task_merges_every_table_it_is_given(lake: Lake, job: MergeJob) -> None:
     """Without it hundreds of tables cost a job each."""
     found = done(
-        job, rows(("silver.a", record("x", 0, 0)), ("silver.b", record("x", 1, 1)), ("silver.a", record("x", 2, 2)))
+        job,
+        lane_of_tables(
+            ("silver.a", record("x", 0, 0)), ("silver.b", record("x", 1, 1)), ("silver.a", record("x", 2, 2))
+        ),
     )
 
     assert (len(found.tables), found.counts["applied"], found.counts["inserted"], found.failed) == (2, 3, 2, {})
@@ -86,7 +89,7 @@ def test_a_table_that_cannot_be_written_does_not_hold_the_others_back(lake: Lake
     """Without it one folder with wrong rights stops hundreds of tables."""
     Path(lake.address("silver.b")).mkdir(parents=True)
     Path(lake.address("silver.b"), "notes.csv").write_text("mine")
-    found = done(job, rows(*[(f"silver.{name}", record("x", n, n)) for n, name in enumerate("abc")]))
+    found = done(job, lane_of_tables(*[(f"silver.{name}", record("x", n, n)) for n, name in enumerate("abc")]))
 
     assert list(found.failed) == ["silver.b"]
     assert (len(found.tables), found.forbidden) == (2, set())
@@ -95,11 +98,13 @@ def test_a_table_that_cannot_be_written_does_not_hold_the_others_back(lake: Lake
 
 def test_what_only_spark_can_write_is_reported(lake: Lake, job: MergeJob) -> None:
     """Without it a table with a CHECK stops the stream, or is written without it."""
-    done(job, rows(("silver.a", record("x", 0, 0))))
+    done(job, lane_of_tables(("silver.a", record("x", 0, 0))))
     handle = lake.open("silver.a")
     assert handle is not None
     handle.alter.add_constraint({"small": "v < 100"})
-    found = done(replace(job, batch=1), rows(("silver.a", record("x", 1, 1)), ("silver.b", record("x", 2, 2))))
+    found = done(
+        replace(job, batch=1), lane_of_tables(("silver.a", record("x", 1, 1)), ("silver.b", record("x", 2, 2)))
+    )
 
     assert list(found.spark) == ["silver.a"]
     assert "checkConstraints" in found.spark["silver.a"]
@@ -108,15 +113,17 @@ def test_what_only_spark_can_write_is_reported(lake: Lake, job: MergeJob) -> Non
 
 def test_a_table_that_must_not_change_says_that_waiting_does_not_help(job: MergeJob) -> None:
     """Without it `evolution: fail` is waited on for ever."""
-    done(job, rows(("silver.a", record("x", 0, None))))
-    found = done(replace(job, batch=1, keyed=replace(KEYED, evolution="fail")), rows(("silver.a", record("x", 1, 1))))
+    done(job, lane_of_tables(("silver.a", record("x", 0, None))))
+    found = done(
+        replace(job, batch=1, keyed=replace(KEYED, evolution="fail")), lane_of_tables(("silver.a", record("x", 1, 1)))
+    )
 
     assert (list(found.failed), found.forbidden) == (["silver.a"], {"silver.a"})
 
 
 def test_refused_rows_become_files_of_dead_letters(lake: Lake, job: MergeJob) -> None:
     """Without it a row without its key is gone, with no word of it."""
-    found = done(job, rows(("silver.a", record(None, 7, 5)), ("silver.a", record("x", 8, 8))))
+    found = done(job, lane_of_tables(("silver.a", record(None, 7, 5)), ("silver.a", record("x", 8, 8))))
 
     (file,) = found.files["silver.a"]
     assert (file.table, file.target, file.rows) == ("ops.dead", "/dead_letters", 1)
@@ -130,7 +137,7 @@ def test_refused_rows_become_files_of_dead_letters(lake: Lake, job: MergeJob) ->
 
 def test_a_task_without_rows_reports_nothing(job: MergeJob) -> None:
     """Without it a batch of one table fails in the tasks that get none of it."""
-    assert done(job, rows().cast(rows(("silver.a", record("x", 0, 0))).schema)).counts == {}
+    assert done(job, lane_of_tables().cast(lane_of_tables(("silver.a", record("x", 0, 0))).schema)).counts == {}
 
 
 def test_what_spark_is_to_write_is_decided_like_everything_else() -> None:

@@ -38,7 +38,7 @@ class Picky(ApplyingSink):
         raise AssertionError("nothing is sent before the start")
 
 
-def config(*sinks: Any, select: tuple[str, ...] = ("event.*",)) -> Config:
+def config_of_sinks(*sinks: Any, select: tuple[str, ...] = ("event.*",)) -> Config:
     route = Route(name="all", match=Where(sql="event.n > 0"), select=select, sinks=sinks)
     decode = Events(ddl="n int, at timestamp_ntz, s struct<a: array<date>>")
     return Config(name="games", lake="./lake", dead_letters="ops.dead", source=SOURCE, decode=decode, routes=(route,))
@@ -46,7 +46,7 @@ def config(*sinks: Any, select: tuple[str, ...] = ("event.*",)) -> Config:
 
 def test_a_sink_sees_the_columns_it_will_get(spark: SparkSession, tmp_path: Path) -> None:
     """Without it a schema that does not fit is found out by the first batch."""
-    made = open_sinks(config(Fixed(name="silver.t"), Picky(), Copy(to="x")), spark, tmp_path, LearntSchemas())
+    made = open_sinks(config_of_sinks(Fixed(name="silver.t"), Picky(), Copy(to="x")), spark, tmp_path, LearntSchemas())
 
     table, picky, copy = made.routes[0].sinks
     assert (table.part_name, copy) == ("fixed", Copy(to="x"))
@@ -58,12 +58,12 @@ def test_a_sink_sees_the_columns_it_will_get(spark: SparkSession, tmp_path: Path
 def test_a_sink_that_refuses_to_start_is_named(spark: SparkSession, tmp_path: Path) -> None:
     """Without it nobody knows which of forty sinks is meant."""
     with pytest.raises(StartError, match="route all, sink picky_2: field x: it is not there"):
-        open_sinks(config(Picky(), Picky(wants="x")), spark, tmp_path, LearntSchemas())
+        open_sinks(config_of_sinks(Picky(), Picky(wants="x")), spark, tmp_path, LearntSchemas())
 
 
 def test_a_configuration_without_such_sinks_is_left_alone(spark: SparkSession, tmp_path: Path) -> None:
     """Without it every start plans its batches twice."""
-    plain = config(Fixed(name="silver.t"), Copy(to="x"))
+    plain = config_of_sinks(Fixed(name="silver.t"), Copy(to="x"))
 
     assert open_sinks(plain, spark, tmp_path, LearntSchemas()) is plain
 
@@ -73,7 +73,7 @@ def test_what_is_away_at_the_start_passes(spark: SparkSession, tmp_path: Path) -
     (tmp_path / "gone").touch()
 
     with pytest.raises(ConnectionError) as caught:
-        open_sinks(config(Picky(away="gone")), spark, tmp_path, LearntSchemas())
+        open_sinks(config_of_sinks(Picky(away="gone")), spark, tmp_path, LearntSchemas())
     assert is_temporary(caught.value)
 
 

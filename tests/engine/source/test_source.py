@@ -215,7 +215,7 @@ def test_a_whole_file_may_be_a_record(spark: SparkSession, tmp_path: Path) -> No
     """Without it documents of several lines cannot be read."""
     (tmp_path / "a.json").write_text('{\n  "n": 1\n}\n')
     (tmp_path / "b.json").write_text("\n\n")
-    frame = source.read_sample(spark, config(files=FilesSource(path=str(tmp_path), whole_files=True)), 10)
+    frame = source.read_sample(spark, config_of_source(files=FilesSource(path=str(tmp_path), whole_files=True)), 10)
 
     assert sorted(bytes(row.value) for row in frame.collect()) == [b"\n\n", b'{\n  "n": 1\n}\n']
 
@@ -250,13 +250,13 @@ def test_a_missing_folder_is_named(spark: SparkSession, tmp_path: Path, path: st
     """Without it a mistake in a path ends with an error of Spark; an empty folder and a pattern are good."""
     place = path.format(tmp_path)
     with pytest.raises(StartError, match=r"has no folder .*nowhere; create it"):
-        source.open_stream(spark, config(files=FilesSource(path=place, format=kind)))
+        source.open_stream(spark, config_of_source(files=FilesSource(path=place, format=kind)))
     (tmp_path / "nowhere").mkdir()
-    source.open_stream(spark, config(files=FilesSource(path=place, format=kind)))
-    source.open_stream(spark, config(files=FilesSource(path=f"{place}/*.json", format=kind)))
+    source.open_stream(spark, config_of_source(files=FilesSource(path=place, format=kind)))
+    source.open_stream(spark, config_of_source(files=FilesSource(path=f"{place}/*.json", format=kind)))
 
 
-def config(**kind: Any) -> Config:
+def config_of_source(**kind: Any) -> Config:
     return Config(name="games", lake="none", dead_letters="ops.dead", source=Source(**kind), decode=Nothing())
 
 
@@ -266,7 +266,7 @@ def test_a_line_is_a_record_and_its_order_is_kept(spark: SparkSession, tmp_path:
     path.write_bytes(b"one\n\n\xff\xfe\nfour")
     os.utime(path, (1_700_000_000, 1_700_000_000))
 
-    rows = source.read_sample(spark, config(files=FilesSource(path=str(path))), 10).collect()
+    rows = source.read_sample(spark, config_of_source(files=FilesSource(path=str(path))), 10).collect()
 
     assert [bytes(row.value) for row in sorted(rows, key=lambda row: row.offset)] == [b"one", b"", b"\xff\xfe", b"four"]
     assert {row.timestamp.timestamp() for row in rows} == {1_700_000_000}
@@ -297,7 +297,7 @@ def test_blank_lines_between_json_are_no_records(
         spark.conf.set("spark.sql.files.maxPartitionBytes", "200")
     try:
         lake, reports = drain({"files": {"path": str(folder)}})
-        settings = config(files=FilesSource(path=str(folder))).model_copy(update={"decode": JSON})
+        settings = config_of_source(files=FilesSource(path=str(folder))).model_copy(update={"decode": JSON})
         sampled = source.read_sample(spark, settings, 1000).collect()
     finally:
         spark.conf.unset("spark.sql.files.maxPartitionBytes")
@@ -346,8 +346,10 @@ def test_a_blank_line_is_a_value_where_the_decoder_is_not_json(
     """Without it values of text or bytes vanish, or those of JSON become dead letters."""
     (tmp_path / "a.json").write_text('{"n": 1}\n\n')
     files = FilesSource(path=str(tmp_path))
-    settings = config(files=files).model_copy(update={"decode": decoder})
-    whole = config(files=files.model_copy(update={"whole_files": True})).model_copy(update={"decode": decoder})
+    settings = config_of_source(files=files).model_copy(update={"decode": decoder})
+    whole = config_of_source(files=files.model_copy(update={"whole_files": True})).model_copy(
+        update={"decode": decoder}
+    )
     (tmp_path / "b.json").write_text("\n")
 
     assert source.read_sample(spark, settings, 10).count() == (1 if skips else 3)
@@ -389,13 +391,13 @@ def test_a_format_without_values_is_refused(spark: SparkSession, tmp_path: Path)
     options = {"path": str(tmp_path / "table")}
 
     with pytest.raises(StartError, match="payload"):
-        source.open_stream(spark, config(format=FormatSource(name="delta", options=options)))
+        source.open_stream(spark, config_of_source(format=FormatSource(name="delta", options=options)))
 
 
 def test_only_kafka_and_files_give_a_sample(spark: SparkSession) -> None:
     """Without it inferring a schema from another source fails deep inside of Spark."""
     with pytest.raises(StartError):
-        source.read_sample(spark, config(format=FormatSource(name="rate")), 10)
+        source.read_sample(spark, config_of_source(format=FormatSource(name="rate")), 10)
 
 
 @pytest.fixture(scope="module")
@@ -472,7 +474,7 @@ def test_kafka_begins_where_it_is_told(
     spark: SparkSession, topics: EmbeddedKafka, options: dict[str, Any], first: dict[int, int]
 ) -> None:
     """Without it a first start skips records, or reads a year of them."""
-    settings = config(kafka=KafkaSource(servers=topics.servers, topics=("source-a",), **options))
+    settings = config_of_source(kafka=KafkaSource(servers=topics.servers, topics=("source-a",), **options))
     query = (
         source.open_stream(spark, settings)
         .writeStream.format("memory")
@@ -505,7 +507,7 @@ def test_a_sample_of_kafka_is_its_oldest_and_newest_records(
     spark: SparkSession, topics: EmbeddedKafka, pattern: str, wanted: int, offsets: dict[tuple[str, int], list[int]]
 ) -> None:
     """Without it a schema is inferred from nothing at the end of a topic, or lacks what producers send by now."""
-    settings = config(kafka=KafkaSource(servers=topics.servers, pattern=pattern, start="latest"))
+    settings = config_of_source(kafka=KafkaSource(servers=topics.servers, pattern=pattern, start="latest"))
 
     rows = source.read_sample(spark, settings, wanted).collect()
 

@@ -32,11 +32,6 @@ def registry():
     return load_registry()
 
 
-@pytest.fixture
-def lake(tmp_path):
-    return Lake.at(str(tmp_path / "lake"))
-
-
 def check(lake, **changes):
     lake.write("_executors/games", b"run-1")
     return ExecutorCheck(**{"token": "run-1", "lake": lake, "mark": "_executors/games", **changes})

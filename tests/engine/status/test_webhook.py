@@ -45,13 +45,13 @@ def _looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhook, "_FINDINGS_LOOK_SECONDS", 0.02)
 
 
-def config(folder: Path, url: str) -> Config:
+def config_with_webhook(folder: Path, url: str) -> Config:
     return write_config(folder, TEXT.format(url=url))
 
 
 def test_a_wait_is_reported_once_and_its_end_too(tmp_path: Path, board: StatusBoard, receiver: Receiver) -> None:
     """Without it somebody gets a message a minute all night, or none."""
-    with failures_reported(config(tmp_path, receiver.url), board, "games.yaml"):
+    with failures_reported(config_with_webhook(tmp_path, receiver.url), board, "games.yaml"):
         board.enter_state("waiting", "no broker answers at broker:9092")
         receiver.wait_for(1)
         for attempt in range(3):  # each begins a query, and fails
@@ -78,7 +78,7 @@ def test_an_idle_stream_recovers_after_a_while(
 ) -> None:
     """Without it a topic without records stays in trouble until morning."""
     monkeypatch.setattr(webhook, "RECOVERED_SECONDS", 0.1)
-    with failures_reported(config(tmp_path, receiver.url), board):
+    with failures_reported(config_with_webhook(tmp_path, receiver.url), board):
         board.enter_state("waiting", "no broker")
         receiver.wait_for(1)
         board.enter_state("running")
@@ -91,7 +91,7 @@ def test_sinks_that_cannot_send_are_a_wait(
 ) -> None:
     """Without it an API is down all night, its outbox grows, and nobody gets a message."""
     monkeypatch.setattr(webhook, "RECOVERED_SECONDS", 0.2)
-    with failures_reported(config(tmp_path, receiver.url), board):
+    with failures_reported(config_with_webhook(tmp_path, receiver.url), board):
         board.api_is("games/rest", ApiState(circuit_open=True))
         receiver.wait_for(1)
         board.sink_waits("games/http", "no route to host")
@@ -117,7 +117,7 @@ def test_blocked_tables_are_one_message(tmp_path: Path, board: StatusBoard, rece
     """Without it lost rights for a folder are five thousand messages."""
     tables = [f"silver.t{number:02d}" for number in range(25)]
     blocked = {f"r/s/{table}": "no rights\n" for table in tables}
-    with failures_reported(config(tmp_path, receiver.url), board):
+    with failures_reported(config_with_webhook(tmp_path, receiver.url), board):
         board.carried_out(landed_manifest(0, *tables, quarantined=blocked), {}, blocked)
         receiver.wait_for(1)
         board.carried_out(landed_manifest(1, *tables), {}, {})
@@ -136,7 +136,7 @@ def test_blocked_tables_are_one_message(tmp_path: Path, board: StatusBoard, rece
 
 def test_an_error_that_ends_a_stream_is_reported(tmp_path: Path, board: StatusBoard, receiver: Receiver) -> None:
     """Without it nobody knows until somebody misses the rows."""
-    with pytest.raises(BatchError), failures_reported(config(tmp_path, receiver.url), board):
+    with pytest.raises(BatchError), failures_reported(config_with_webhook(tmp_path, receiver.url), board):
         raise BatchError("games", 3, "does not balance")
     assert receiver.events() == ["stopped"]
     assert "does not balance" in receiver.messages[0]["cause"]
@@ -144,9 +144,9 @@ def test_an_error_that_ends_a_stream_is_reported(tmp_path: Path, board: StatusBo
 
 
 def test_a_stream_that_ends_in_order_reports_nothing(tmp_path: Path, board: StatusBoard, receiver: Receiver) -> None:
-    with failures_reported(config(tmp_path, receiver.url), board):
+    with failures_reported(config_with_webhook(tmp_path, receiver.url), board):
         board.enter_state("ended")
-    debugging = config(tmp_path, receiver.url).model_copy(update={"debug": True})
+    debugging = config_with_webhook(tmp_path, receiver.url).model_copy(update={"debug": True})
     with pytest.raises(BatchError), failures_reported(debugging, board):
         raise BatchError("games", 3, "does not balance")
     assert receiver.messages == []
@@ -166,7 +166,7 @@ def test_a_receiver_that_fails_is_one_warning_without_its_address(
         receiver.answer = answer
     began = time.monotonic()
     blocked = {"r/s/silver.uno": "no rights"}
-    with failures_reported(config(tmp_path, url), board):
+    with failures_reported(config_with_webhook(tmp_path, url), board):
         board.enter_state("waiting", "no broker")
         while "did not get" not in caplog.text:
             assert time.monotonic() < began + 20
@@ -184,7 +184,7 @@ def test_a_slow_receiver_delays_no_batch(
     """Without it a chat that hangs stops the stream."""
     monkeypatch.setattr(webhook, "POST_SECONDS", 0.3)
     receiver.seconds = 1.0
-    with failures_reported(config(tmp_path, receiver.url), board):
+    with failures_reported(config_with_webhook(tmp_path, receiver.url), board):
         board.enter_state("waiting", "no broker")
         receiver.wait_for(1)
         began = time.monotonic()
@@ -201,5 +201,5 @@ def test_a_slow_receiver_delays_no_batch(
 def test_what_is_no_address_is_refused_without_naming_it(tmp_path: Path, url: str) -> None:
     """Without it the secret is in the log of whoever runs the check."""
     with pytest.raises(ConfigError, match=r"https://HOST/PATH") as refused:
-        config(tmp_path, url)
+        config_with_webhook(tmp_path, url)
     assert SECRET not in str(refused.value)

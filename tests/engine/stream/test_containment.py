@@ -25,7 +25,7 @@ from router.table_names import fold_name
 from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Delta, Tables
-from tests.engine.label.test_planner import config, labels, route
+from tests.engine.label.test_planner import config_of_routes, labels, route
 from tests.engine.parts import Named
 from tests.engine.query import records
 
@@ -193,7 +193,7 @@ def test_a_record_that_cannot_be_labelled_is_a_dead_letter(
 
     monkeypatch.setattr(labels_module, "fold_name", fragile)
     raw = spark.createDataFrame(records(VALUES)).withColumn("arrival", F.lit(0).cast("long"))
-    made = config(route(sinks=(Named(sql="concat('silver.', event.game)"),)))
+    made = config_of_routes(route(sinks=(Named(sql="concat('silver.', event.game)"),)))
     planned = planner_module.Planner(made, made.decode).plan_batch(raw)
 
     letters = labels(planned, "_dead", "_to0_0", "_failed")
