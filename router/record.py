@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import pyarrow as pa
 
 RECORD = {
@@ -33,6 +35,13 @@ RECORD_SCHEMA = f"{RAW_SCHEMA}, {RECORD_ARRIVAL} bigint"
 UNREADABLE = "_unreadable"
 """The column with the reason why a record cannot be read, and with what it has: decoder and rules do not see that."""
 UNREADABLE_TYPE = "struct<reason: string, key: binary, value: binary, headers: {}>".format(RECORD["headers"])
+
+
+def raw_columns(columns: Iterable[str]) -> list[str]:
+    """Return the columns of a record that was read, and UNREADABLE if it is among some columns."""
+    return [*RAW_COLUMNS, *{UNREADABLE}.intersection(columns)]
+
+
 IN_RULES = (set(RECORD) | {"event"}) - {"timestamp_type"}
 """What rules of every kind may name."""
 WHOLE_NUMBERS = frozenset(name for name, kind in RECORD.items() if kind in ("int", "bigint"))

@@ -17,7 +17,6 @@ offsets. A `Destination` holds the choices in which a stream and a replay differ
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from dataclasses import dataclass, field, replace
@@ -28,18 +27,16 @@ from router.delta.commit import is_committed
 from router.delta.transaction_id import TransactionId
 from router.engine import ledger
 from router.engine.balance import UnknownFieldReport
-from router.engine.checkpoint_store import UNREADABLE_FOLDER, CheckpointStore, LearntSchemas, Manifest, frozen_as_text
+from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, Manifest, frozen_as_text
 from router.engine.commit.committers import Committers
 from router.engine.decision import BatchDecider
 from router.engine.destination import CarriedOut
 from router.engine.outbox.apply import Outboxes
 from router.engine.quarantine.table import Quarantine
-from router.engine.retryable_errors import is_for_search, never_passes
-from router.engine.source.failing_records import FailingRecords, FoundRecords
+from router.engine.retryable_errors import never_passes
 from router.engine.source.position import RecordNumbers, arrival_of
-from router.engine.source.unreadable import UnreadableRecords
+from router.engine.source.unreadable import RawRecords
 from router.engine.spark.executors import Executors
-from router.engine.spark.session import quiet_tasks
 from router.engine.start.run_order import ordinal_of
 from router.engine.steps import Steps
 from router.errors import BatchError, RunningError, StartError, TableError
@@ -130,9 +127,13 @@ class Batches:
         )
         self.unknown = UnknownFieldReport()
 
-    def process(self, raw: DataFrame, batch: int) -> BatchReport:
+    def process(self, raw: DataFrame | RawRecords, batch: int) -> BatchReport:
         """Process one batch of raw records to its end. Calling it again with the same batch id changes nothing."""
         steps = Steps(batch, self.watch)
+        if isinstance(raw, RawRecords):
+            records = raw
+        else:
+            records = RawRecords(raw, partial(self.spans, batch) if self.spans else None, self._not_held)
         with steps.step("plan"):
             earlier_manifest = self.store.read_manifest(batch)
             manifest_to_finish = None
@@ -140,7 +141,7 @@ class Batches:
                 manifest_to_finish = self._manifest_to_finish(earlier_manifest)
             arrival = arrival_of(self.ordinal, batch)
             # 1 read, 2 decode, 3 label: lazy. A decided batch needs no new schemas: its rows are staged already.
-            plan = self.decider.plan_batch(self._not_held(raw), arrival, refresh=manifest_to_finish is None)
+            plan = self.decider.plan_batch(self._not_held(records.frame), arrival, refresh=manifest_to_finish is None)
         if manifest_to_finish is not None:
             return self.carry_out(manifest_to_finish, plan, steps, replay=True)
 
@@ -148,7 +149,7 @@ class Batches:
         if self.decider.demands.blocked:
             self.decider.forget_released(self.quarantine.blocked_reasons())
         frozen_before = self.decider.demands.frozen
-        decision = self._land_and_decide(raw, plan, steps)  # 4 land, 5 decide
+        decision = self._land_and_decide(records, plan, steps)  # 4 land, 5 decide
         self._log_frozen_columns(decision.plan.layout, frozen_before)
         manifest = self._write_manifest(decision, steps, new=earlier_manifest is None)
         self.unknown.log_new_fields(self.config.name, manifest.partitions)
@@ -157,52 +158,15 @@ class Batches:
     def _not_held(self, raw: DataFrame) -> DataFrame:
         return self.topics.without_held(raw) if self.topics else raw
 
-    def _land_and_decide(self, raw: DataFrame, plan: Plan, steps: Steps) -> BatchDecision:
+    def _land_and_decide(self, records: RawRecords, plan: Plan, steps: Steps) -> BatchDecision:
         """Return the decision of a batch, in which records that cannot be read are dead letters."""
-        is_searched = False
         while True:
-            try:
-                decision = self.decider.land_and_decide(plan, steps, self.destination)
-            except Exception as error:
-                if is_searched or not is_for_search(error):
-                    raise
-                raw = self._mark_unreadable(raw, plan, steps, error)
-                is_searched = True
-            else:
-                # A topic that was made again before its records were read: without it the batch lands again.
-                if not (
-                    self.topics and self.topics.compare_ids({partition.topic for partition in decision.partitions})
-                ):
-                    return decision
-                self.decider.landing.discard_files(decision.landed)
-            plan = self.decider.plan_batch(self._not_held(raw), plan.arrival, refresh=False)
-
-    def _mark_unreadable(self, raw: DataFrame, plan: Plan, steps: Steps, error: Exception) -> DataFrame:
-        """Return the records of a batch after a failure, those that cause it with the reason in the column UNREADABLE.
-
-        Raises the error if no such record is found.
-        """
-        trial = self.decider.make_trial(steps)
-
-        def land_records(records: DataFrame) -> None:
-            trial(self.decider.plan_batch(self._not_held(records), plan.arrival, refresh=False))
-
-        with steps.step("search"), quiet_tasks(self.spark):
-            search: UnreadableRecords | FailingRecords = FailingRecords(raw, land_records)
-            kafka = self.config.source.kafka
-            if self.spans and kafka:
-                tell = partial(steps.report_progress, "search")
-                search = UnreadableRecords(self.spark, kafka, self.spans(steps.batch), land_records, tell)
-            path = f"{UNREADABLE_FOLDER}/{self.store.run}.json"
-            noted = self.store.load(path)
-            is_noted = noted is not None and noted["batch"] == steps.batch
-            found = FoundRecords.from_json(noted) if is_noted else search.find()
-            if not found.reasons:
-                raise error
-            note = {"batch": steps.batch, **found.as_json()}
-            self.store.write(path, json.dumps(note).encode())
-            log.warning("%s, batch %d: %s", self.config.name, steps.batch, found)
-            return search.frame_with_reasons(found)
+            decision = self.decider.land_readable(records, plan, steps, self.destination, self.store)
+            # A topic that was made again before its records were read: without it the batch lands again.
+            if not (self.topics and self.topics.compare_ids({partition.topic for partition in decision.partitions})):
+                return decision
+            self.decider.landing.discard_files(decision.landed)
+            plan = self.decider.plan_batch(self._not_held(records.frame), plan.arrival, refresh=False)
 
     def carry_out(
         self,

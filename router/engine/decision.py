@@ -7,22 +7,26 @@ table by the staged rows (`reprocess`), and a trial deletes them.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import threading
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from router.delta.table_cache import SparkTables, TableCache
 from router.engine.balance import add_up_partitions
 from router.engine.batch_decision import BatchDecision
+from router.engine.checkpoint_store import UNREADABLE_FOLDER
 from router.engine.commit.schema_evolution import SchemaEvolution
 from router.engine.label.layout import Demands
 from router.engine.label.planner import Planner
 from router.engine.land.failing_columns import FailingColumns, nulls_of
 from router.engine.land.job import LandingJob
 from router.engine.retryable_errors import is_for_search, kind_of
+from router.engine.source.failing_records import FoundRecords
 from router.engine.spark.executors import Executors
 from router.engine.spark.session import quiet_tasks
 from router.engine.steps import Stopped
@@ -37,10 +41,12 @@ if TYPE_CHECKING:
     from router.api.parts import Memory
     from router.config.models import Config
     from router.delta.lake import Lake
+    from router.engine.checkpoint_store import CheckpointStore
     from router.engine.destination import Destination
     from router.engine.label.planner import Plan
     from router.engine.land.job import Landed
     from router.engine.source.failing_records import RecordPlace
+    from router.engine.source.unreadable import RawRecords
     from router.engine.steps import Steps
 
 log = logging.getLogger("router")
@@ -173,6 +179,51 @@ class BatchDecider:
         raise self._batch_error(
             steps, f"tables changed {_LANDING_TRIES} times while the batch was landed; find who writes them"
         )
+
+    def land_readable(
+        self,
+        records: RawRecords,
+        plan: Plan,
+        steps: Steps,
+        destination: Destination,
+        store: CheckpointStore | None = None,
+    ) -> BatchDecision:
+        """Do the same for a plan of some records, of which those that cannot be read become dead letters.
+
+        They are searched for once the batch fails for no known cause, and noted in `store` before anything lands.
+        """
+        try:
+            return self.land_and_decide(plan, steps, destination)
+        except Exception as error:
+            if not is_for_search(error):
+                raise
+            readable = self._mark_unreadable(records, plan, steps, store, error)
+        return self.land_and_decide(self.plan_batch(readable, plan.arrival, refresh=False), steps, destination)
+
+    def _mark_unreadable(
+        self, records: RawRecords, plan: Plan, steps: Steps, store: CheckpointStore | None, error: Exception
+    ) -> DataFrame:
+        """Return the records of a batch after a failure, those that cause it with the reason in the column UNREADABLE.
+
+        Raises the error if no such record is found.
+        """
+        trial = self.make_trial(steps)
+
+        def land_records(frame: DataFrame) -> None:
+            trial(self.plan_batch(frame, plan.arrival, refresh=False))
+
+        with steps.step("search"), quiet_tasks(self.spark):
+            tell = partial(steps.report_progress, "search")
+            search = records.search(self.spark, self.config.source.kafka, land_records, tell)
+            path = f"{UNREADABLE_FOLDER}/{store.run if store else ''}.json"
+            noted = store.load(path) if store else None
+            found = FoundRecords.from_json(noted) if noted and noted["batch"] == steps.batch else search.find()
+            if not found.reasons:
+                raise error
+            if store:
+                store.write(path, json.dumps({"batch": steps.batch, **found.as_json()}).encode())
+            log.warning("%s, batch %d: %s", self.config.name, steps.batch, found)
+            return records.shape(search.frame_with_reasons(found))
 
     def _land_batch(self, plan: Plan, steps: Steps) -> tuple[Plan, Landed]:
         """Land a batch. Columns of Spark on which the job fails equally each time are null on the records to blame."""

@@ -35,13 +35,14 @@ from router.engine.decision import tables_of
 from router.engine.destination import Destination
 from router.engine.outbox.apply import open_sinks
 from router.engine.reprocess.context import Reprocessing
-from router.engine.reprocess.records import BronzeRecords, RecordRange, records_of_topic
+from router.engine.reprocess.records import BronzeRecords, RecordRange, offsets_of_range
 from router.engine.reprocess.run import NamedRun
 from router.engine.reprocess.stored_offsets import Spans, are_stored, stored_records_of
 from router.engine.source.position import arrival_of
+from router.engine.source.unreadable import RawRecords
 from router.errors import StartError
 from router.own_names import OFFSET, OUTBOX, PARTITION, TOPIC
-from router.record import PLACE, RAW_COLUMNS, RECORD_ARRIVAL
+from router.record import PLACE, RECORD_ARRIVAL, raw_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -233,18 +234,22 @@ class Backfill(Reprocessing):
         run.finish()
         return BackfillResult(run.name, sum(part.read for part in manifest.partitions), rows)
 
-    def _records(self, run: NamedRun[RecordRange]) -> DataFrame:
+    def _records(self, run: NamedRun[RecordRange]) -> RawRecords:
         """Return the raw records of the range, each once."""
+
+        def chosen(records: DataFrame) -> DataFrame:
+            if RECORD_ARRIVAL not in records.columns:
+                records = records.withColumn(RECORD_ARRIVAL, F.lit(arrival_of(-1, 0)).cast("long"))
+            # A new checkpoint may have read the topic from its beginning: keep the first arrival of each record.
+            whole = F.struct(*raw_columns(records.columns))
+            first = F.min_by(whole, F.coalesce(RECORD_ARRIVAL, F.lit(-1))).alias("first")
+            return records.filter(run.choice.holds()).groupBy(*PLACE, "value", "key").agg(first).select("first.*")
+
         if run.versions:
-            records = BronzeRecords(run.versions).frame(self.spark, self.lake)
-        else:
-            assert self.config.source.kafka is not None  # see `begin`
-            records = records_of_topic(self.spark, self.config.source.kafka, run.choice)
-            records = records.withColumn(RECORD_ARRIVAL, F.lit(arrival_of(-1, 0)).cast("long"))
-        # A new checkpoint may have read the topic from its beginning: keep the first arrival of each record.
-        first = F.min_by(F.struct(*RAW_COLUMNS), F.coalesce(RECORD_ARRIVAL, F.lit(-1))).alias("first")
-        grouped = records.filter(run.choice.holds()).groupBy(*PLACE, "value", "key")
-        return grouped.agg(first).select("first.*")
+            return RawRecords(chosen(BronzeRecords(run.versions).frame(self.spark, self.lake)))
+        kafka = self.config.source.kafka
+        assert kafka is not None  # see `begin`
+        return RawRecords.of_topic(self.spark, kafka, offsets_of_range(self.spark, kafka, run.choice), chosen)
 
 
 def _writes_tables(route: str, name: str, sink: Sink) -> bool:

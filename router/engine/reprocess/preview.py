@@ -39,10 +39,11 @@ from router.engine.decision import BatchDecider
 from router.engine.destination import Destination
 from router.engine.label.layout import DEAD_SCHEMA, MERGED_COORDINATES
 from router.engine.quarantine.table import blocked_places
-from router.engine.reprocess.records import BronzeRecords, RecordRange, bronze_tables, records_of_topic
+from router.engine.reprocess.records import BronzeRecords, RecordRange, bronze_tables, offsets_of_range
 from router.engine.reprocess.trial_merge import TrialMerge, merge_trial
 from router.engine.source import source
 from router.engine.source.position import arrival_of, stored_records
+from router.engine.source.unreadable import RawRecords
 from router.engine.start.run_lock import RUN_LOCK, hold_file_lock, is_run_active
 from router.engine.steps import Steps
 from router.engine.views.schedule import create_refresher, in_order
@@ -54,8 +55,6 @@ from router.storage.locations import may_make_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Literal
-
-    from pyspark.sql import DataFrame
 
     from router.delta.commit import TableCommit
     from router.engine.balance import Partition
@@ -167,7 +166,7 @@ class Trial:
 
     @classmethod
     def of(
-        cls, context: ReprocessContext, staging_lake: Lake, place: str, records: DataFrame, tables: Any = None
+        cls, context: ReprocessContext, staging_lake: Lake, place: str, records: RawRecords, tables: Any = None
     ) -> Trial:
         """Land and decide records of a place. With `tables` rows keep the places of their records: see `TRACED`."""
         store = CheckpointStore(context.checkpoint)
@@ -189,7 +188,9 @@ class Trial:
             stop=context.stop,
         )
         decider.forget_released(blocked_places(store))
-        decision = decider.land_and_decide(decider.plan_batch(records, arrival=_ARRIVAL), Steps(0), destination)
+        decision = decider.land_readable(
+            records, decider.plan_batch(records.frame, arrival=_ARRIVAL), Steps(0), destination
+        )
         noted = [*destination.noted, *_too_many_dead(context, staging_lake, decision)]
         return cls(context, staging_lake, decision, noted, decider.demands.blocked)
 
@@ -231,7 +232,7 @@ def preview(context: ReprocessContext, choice: RecordChoice, samples: int) -> Pr
         return preview_of(Trial.of(context, staging_lake, place, records), records, samples, place)
 
 
-def preview_of(trial: Trial, records: DataFrame, samples: int, place: str) -> Preview:
+def preview_of(trial: Trial, records: RawRecords, samples: int, place: str) -> Preview:
     """Return what a trial of records shows."""
     partitions = trial.decision.partitions
     return Preview(
@@ -276,20 +277,20 @@ def staging_lake_of(context: ReprocessContext) -> Iterator[Lake]:
 
 
 @contextmanager
-def chosen_records(context: ReprocessContext, choice: RecordChoice) -> Iterator[tuple[str, DataFrame]]:
+def chosen_records(context: ReprocessContext, choice: RecordChoice) -> Iterator[tuple[str, RawRecords]]:
     """Yield where the records come from, and the records: the same ones however often they are read, and in one order.
 
     Raises StartError if they cannot be had there.
     """
     place, records = _find_records(context, choice)
-    records.persist()
+    records.frame.persist()
     try:
         yield place, records
     finally:
-        records.unpersist()
+        records.frame.unpersist()
 
 
-def _find_records(context: ReprocessContext, choice: RecordChoice) -> tuple[str, DataFrame]:
+def _find_records(context: ReprocessContext, choice: RecordChoice) -> tuple[str, RawRecords]:
     """Return where the records come from, and the records. Lazy. Raises StartError if they cannot be had there."""
     config, spark, lake = context.config, context.spark, context.lake
     kafka = config.source.kafka
@@ -300,19 +301,21 @@ def _find_records(context: ReprocessContext, choice: RecordChoice) -> tuple[str,
         bronze = BronzeRecords.newest(lake, config)
         records = bronze.frame(spark, lake)
         if choice.chosen is not None:
-            return BRONZE_PLACE, stored_records(records.filter(choice.chosen.holds()))
+            return BRONZE_PLACE, RawRecords(stored_records(records.filter(choice.chosen.holds())))
         first_batch = bronze.batch_of_newest(lake, choice.last)
         # A batch may be landed more than once: the order says which records are chosen, each time the same.
         order = [F.desc("batch_id"), *(F.desc(name) for name in ("offset", "topic", "partition"))]
         newest = records.filter(F.col("batch_id") >= first_batch).orderBy(*order)
-        return BRONZE_PLACE, stored_records(newest.limit(choice.last))
+        return BRONZE_PLACE, RawRecords(stored_records(newest.limit(choice.last)))
     if kafka is None:
         if choice.chosen is not None:
             raise StartError("records are chosen by time or offset in bronze or in a topic only; choose --last")
-        return "the source", source.read_sample(spark, config, choice.last)
+        return "the source", RawRecords(source.read_sample(spark, config, choice.last))
     if choice.chosen is not None:
-        return "the topic", records_of_topic(spark, kafka, choice.chosen).filter(choice.chosen.holds())
-    return "the topic", source.newest_of_topic(spark, kafka, choice.last)
+        is_chosen = choice.chosen.holds()
+        offsets = offsets_of_range(spark, kafka, choice.chosen)
+        return "the topic", RawRecords.of_topic(spark, kafka, offsets, lambda records: records.filter(is_chosen))
+    return "the topic", RawRecords.of_topic(spark, kafka, source.newest_offsets(spark, kafka, choice.last))
 
 
 def _too_many_dead(context: ReprocessContext, lake: Lake, decision: BatchDecision) -> list[str]:
@@ -370,7 +373,7 @@ def columns_of(schema: str | None) -> dict[str, str]:
     return {field.name: field.dataType.simpleString() for field in fields}
 
 
-def _views(trial: Trial, records: DataFrame, samples: int) -> Iterator[TablePreview]:
+def _views(trial: Trial, records: RawRecords, samples: int) -> Iterator[TablePreview]:
     """Yield what views would make of the records if there were no others: all goes into a lake of their own."""
     context = trial.context
     if not context.config.views:

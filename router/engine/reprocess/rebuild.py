@@ -18,12 +18,9 @@ from router.engine.destination import Destination
 from router.engine.preflight.explain import fixed_table
 from router.engine.steps import Steps
 from router.errors import BatchError, TableError
-from router.record import RAW_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-    from pyspark.sql import DataFrame
 
     from router.config.models import Config, Route
     from router.delta.commit import TableCommit
@@ -32,6 +29,7 @@ if TYPE_CHECKING:
     from router.engine.label.layout import Layout
     from router.engine.land.job import Landed
     from router.engine.reprocess.context import ReprocessContext
+    from router.engine.source.unreadable import RawRecords
 
 
 @dataclass(frozen=True)
@@ -104,8 +102,11 @@ class Rebuild:
     tables: TableSource
     staging: str | None = None
 
-    def stage(self, records: DataFrame, count: int, batch: int) -> RebuiltRows:
-        """Stage the rows of `count` records, up to a batch. Raises TableError if the tables cannot take them."""
+    def stage(self, records: RawRecords, count: int, batch: int) -> RebuiltRows:
+        """Stage the rows of `count` records, up to a batch; those that cannot be read have none.
+
+        Raises TableError if the tables cannot take them.
+        """
         config = self._config()
         decider = BatchDecider.of(
             config,
@@ -120,8 +121,8 @@ class Rebuild:
         )
         destination = RebuildDestination(config, self.query.partition(":")[2], count)
         try:
-            plan = decider.plan_batch(records.select(*RAW_COLUMNS))
-            decision = decider.land_and_decide(plan, Steps(batch), destination)
+            plan = decider.plan_batch(records.frame)
+            decision = decider.land_readable(records, plan, Steps(batch), destination)
         except BatchError as error:
             name = min(self.only, default="new tables")
             if len(self.only) > 1:

@@ -5,6 +5,7 @@ A range is bounded before anything is read: by offsets of partitions, or by a pr
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import reduce
 from heapq import nlargest
@@ -21,9 +22,10 @@ from router.delta.dataset import dataset_of
 from router.delta.history import log_commits, log_versions
 from router.delta.transaction_id import TransactionId
 from router.engine.source.position import stored_records
-from router.engine.source.source import Offsets, complete_offsets, records_between, retained_offsets
+from router.engine.source.source import Offsets, complete_offsets, retained_offsets
+from router.engine.source.unreadable import RawRecords
 from router.errors import StartError
-from router.record import RAW_COLUMNS, RECORD_ARRIVAL, RECORD_SCHEMA
+from router.record import RAW_COLUMNS, RECORD_ARRIVAL, RECORD_SCHEMA, raw_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -128,6 +130,13 @@ def _moment(seconds: float) -> Column:
     return F.timestamp_micros(F.lit(round(seconds * 1_000_000)))
 
 
+class ArrivedBatch(NamedTuple):
+    """A batch that read records: the arrival of these, and how many they are."""
+
+    arrival: int
+    records: int
+
+
 @dataclass(frozen=True)
 class BronzeRecords:
     """The records of bronze, each of its tables at a version: a resumed run reads the same records.
@@ -194,6 +203,15 @@ class BronzeRecords:
             records = records.unionByName(stored_records(rows, "batch_id"))
         return records
 
+    def raw_records(self, spark: SparkSession, lake: Lake, after: int = -1) -> RawRecords:
+        """Return the records of batches after one."""
+        return RawRecords(self.frame(spark, lake).filter(F.col("batch_id") > after).select(*RAW_COLUMNS))
+
+    def arrived_batches(self, spark: SparkSession, lake: Lake, after: int) -> list[ArrivedBatch]:
+        """Return the batches after one that brought records, the first one first. Runs a job."""
+        counts = self.raw_records(spark, lake, after).frame.groupBy(RECORD_ARRIVAL).agg(F.count(F.lit(1)))
+        return [ArrivedBatch(*row) for row in sorted(counts.collect())]
+
 
 def bronze_tables(lake: Lake, config: Config) -> list[str]:
     """Return the tables of bronze that exist."""
@@ -209,8 +227,8 @@ def delta_rows(spark: SparkSession, lake: Lake, table: str, version: int) -> Dat
     return reader.load(lake.spark_address(table))
 
 
-def records_of_topic(spark: SparkSession, kafka: KafkaSource, chosen: RecordRange) -> DataFrame:
-    """Return the records of a topic whose offsets may be in a range. Lazy.
+def offsets_of_range(spark: SparkSession, kafka: KafkaSource, chosen: RecordRange) -> tuple[Offsets, Offsets]:
+    """Return the first offsets of a topic that may be in a range, and those behind the last ones.
 
     Raises StartError if the topic does not have the first of them any more.
     """
@@ -225,10 +243,7 @@ def records_of_topic(spark: SparkSession, kafka: KafkaSource, chosen: RecordRang
             problem = _gap(begins.get(topic, {}).get(number), offset)
             if problem:
                 raise StartError(f"{topic}/{number} {problem}, and there is no bronze with offset {offset:,}")
-    begins, ends = chosen.bounded(begins, ends)
-    if not begins:
-        return spark.createDataFrame([], RECORD_SCHEMA)
-    return records_between(spark, kafka, begins, ends)
+    return chosen.bounded(begins, ends)
 
 
 def _gap(begin: int | None, offset: int) -> str:
@@ -243,12 +258,17 @@ def _gap(begin: int | None, offset: int) -> str:
 class TopicRecords(NamedTuple):
     """The records of Kafka up to a batch, each in the batch that the ledger says read it, and how many there are.
 
-    `spans` has the columns of `SPANS`: a row for each batch and partition.
+    `spans` has the columns of `SPANS`: a row for each batch and partition. `read`: batch -> its records.
     """
 
     config: Config
     spans: pa.Table
-    rows: int
+    read: Counter[int]
+
+    @property
+    def rows(self) -> int:
+        """Return how many records there are."""
+        return self.read.total()
 
     @classmethod
     def until(cls, spark: SparkSession, lake: Lake, config: Config, run: str, last: int) -> TopicRecords:
@@ -257,8 +277,7 @@ class TopicRecords(NamedTuple):
         table = lake.open(config.ledger)
         if kafka is None or table is None:
             raise StartError(f"{config.name} reads no topic, or nothing yet: there is no earliest record to begin with")
-        spans, rows = _booked_spans(table, config.name, run, last)
-        records = cls(config, spans, rows)
+        records = cls(config, *_booked_spans(table, config.name, run, last))
         begins, _ = records._offsets()
         offsets_in_kafka = retained_offsets(spark, kafka, begins)
         for topic, offsets in begins.items():
@@ -279,14 +298,20 @@ class TopicRecords(NamedTuple):
             ends.setdefault(row["topic"], {})[row["partition"]] = row["last_max"] + 1
         return begins, ends
 
-    def frame(self, spark: SparkSession, lake: Lake) -> DataFrame:
-        """Return the records as they were received, with `batch_id`. Lazy."""
+    def raw_records(self, spark: SparkSession, lake: Lake, after: int = -1) -> RawRecords:
+        """Return the records of batches after one."""
+
+        def arrived(records: DataFrame) -> DataFrame:
+            # The batch is the arrival in the first run, and there is no other one: see `_booked_spans`.
+            of_batches = with_batches(records, self.spans).withColumn(RECORD_ARRIVAL, F.col("batch_id"))
+            return of_batches.filter(F.col("batch_id") > after).select(*raw_columns(of_batches.columns))
+
         assert self.config.source.kafka
-        begins, ends = self._offsets()
-        records = records_between(spark, self.config.source.kafka, begins, ends)
-        # The batch is the arrival in the first run, and there is no other one: see `_booked_spans`.
-        arrived = with_batches(records, self.spans).withColumn(RECORD_ARRIVAL, F.col("batch_id"))
-        return arrived.select(*RAW_COLUMNS, "batch_id")
+        return RawRecords.of_topic(spark, self.config.source.kafka, self._offsets(), arrived)
+
+    def arrived_batches(self, spark: SparkSession, lake: Lake, after: int) -> list[ArrivedBatch]:
+        """Return the batches after one that brought records, the first one first."""
+        return [ArrivedBatch(batch, read) for batch, read in sorted(self.read.items()) if batch > after]
 
 
 SPANS = pa.schema([
@@ -299,8 +324,8 @@ SPANS = pa.schema([
 """The first and the last offset that a batch read of a partition."""
 
 
-def _booked_spans(table: DeltaTable, query: str, run: str, last: int) -> tuple[pa.Table, int]:
-    """Return the offsets that batches up to the last read, by the ledger, and how many records these are.
+def _booked_spans(table: DeltaTable, query: str, run: str, last: int) -> tuple[pa.Table, Counter[int]]:
+    """Return the offsets that batches up to the last read, by the ledger, and how many records each has read.
 
     Raises StartError if another run also read some.
     """
@@ -309,12 +334,13 @@ def _booked_spans(table: DeltaTable, query: str, run: str, last: int) -> tuple[p
     columns = ["run", "batch_id", "topic", "partition", "from_offset", "to_offset", "read"]
     rows = dataset_of(table)
     parts: list[pa.Table] = []
-    read = 0
+    read: Counter[int] = Counter()
     for part in rows.to_batches(columns=columns, filter=booked):
         if pc.any(pc.fill_null(pc.not_equal(part.column("run"), run), True)).as_py():
             raise StartError(f"{query} began with a new checkpoint once, and read some records twice: use bronze")
         of_batches = part.filter(pc.less_equal(part.column("batch_id"), last))
-        read += pc.sum(of_batches.column("read")).as_py() or 0
+        for row in of_batches.select(["batch_id", "read"]).to_pylist():
+            read[row["batch_id"]] += row["read"]
         spans = pa.Table.from_batches([of_batches]).select(columns[1:6]).rename_columns(SPANS.names)
         parts.append(spans.cast(SPANS))
     return pa.concat_tables([SPANS.empty_table(), *parts]), read

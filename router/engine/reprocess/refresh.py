@@ -209,7 +209,7 @@ class Refresh(Reprocessing):
         records = lead.records()
         names = TableNames.matching(repairs, self.patterns, self._own_tables() | merging)
         rebuild = lead.rebuild(names, TableSource(handles.get))
-        rebuilt = rebuild.stage(records.frame(self.spark, self.lake), records.rows, lead.last)
+        rebuilt = rebuild.stage(records.raw_records(self.spark, self.lake), records.rows, lead.last)
 
         commits: dict[str, list[TableCommit]] = {}
         for table, repair in repairs.items():

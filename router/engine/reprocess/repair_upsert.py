@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
-from pyspark.sql import functions as F
 
 from router.delta.commit import row_count, to_arrow, to_delta
 from router.delta.keyed.key_property import own_properties
@@ -25,7 +24,7 @@ from router.delta.schema_diff import compare_schemas, delta_schema
 from router.engine.reprocess.rebuild import TableSource
 from router.engine.reprocess.repair_content import SparkOverwrite
 from router.engine.reprocess.repair_target import REPAIR_TRIES, Repaired
-from router.engine.reprocess.upsert_rebuild import UpsertRebuild, arrived_batches
+from router.engine.reprocess.upsert_rebuild import UpsertRebuild
 from router.engine.start.killed_repairs import staged_as
 from router.errors import TableError
 from router.own_names import DELETIONS, STAGING
@@ -111,12 +110,13 @@ class UpsertReplacement:
     def _merge_batches(self, rebuild: UpsertRebuild, after: int, until: int) -> None:
         """Merge the records of some batches into what takes the place of the table's content."""
         target = self.target
-        records = target.records_until(until).frame(target.spark, self.lake).filter(F.col("batch_id") > after)
-        batches = arrived_batches(records)
+        records = target.records_until(until)
+        batches = records.arrived_batches(target.spark, self.lake, after)
         staging = target.rebuild(
             frozenset({self.table}), TableSource(lambda _: None), staging=f"{STAGING}/{target.config.name}"
         )
-        rebuilt = staging.stage(records, sum(batch.records for batch in batches), until)
+        raw = records.raw_records(target.spark, self.lake, after)
+        rebuilt = staging.stage(raw, sum(batch.records for batch in batches), until)
         rebuild.refused += rebuilt.refused
         try:
             rebuild.merge(rebuilt.commits, batches)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import functions as F
@@ -39,7 +39,6 @@ from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, merge_table
 from router.engine.merge.delta_spark import SparkMerger
 from router.errors import TableError
 from router.own_names import ARRIVAL, DELETIONS, STAGING, TABLE
-from router.record import RECORD_ARRIVAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,22 +49,10 @@ if TYPE_CHECKING:
     from router.api.sinks import KeyedTable
     from router.delta.commit import TableCommit
     from router.delta.lake import Lake
+    from router.engine.reprocess.records import ArrivedBatch
 
 PORTION = 500_000
 """The most records whose rows are merged at once; the driver holds them."""
-
-
-class ArrivedBatch(NamedTuple):
-    """A batch that brought records into bronze: the arrival of these, and how many they are."""
-
-    arrival: int
-    records: int
-
-
-def arrived_batches(bronze: DataFrame) -> list[ArrivedBatch]:
-    """Return the batches that brought records into bronze, the first one first."""
-    counts = bronze.groupBy(RECORD_ARRIVAL).agg(F.count(F.lit(1)).alias("records")).orderBy(RECORD_ARRIVAL)
-    return [ArrivedBatch(row[RECORD_ARRIVAL], row["records"]) for row in counts.collect()]
 
 
 def portions(batches: list[ArrivedBatch], most: int) -> Iterator[tuple[int, int]]:

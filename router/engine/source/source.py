@@ -259,19 +259,16 @@ def records_between(spark: SparkSession, kafka: KafkaSource, begins: Offsets, en
     return _kafka_columns(reader.load())
 
 
-def newest_of_topic(spark: SparkSession, kafka: KafkaSource, rows: int) -> DataFrame:
-    """Return about the newest records of a source's topics, as many of each partition, as a static frame. Lazy."""
+def newest_offsets(spark: SparkSession, kafka: KafkaSource, rows: int) -> tuple[Offsets, Offsets]:
+    """Return the offsets of about the newest records of a source's topics, as many of each partition: first and end."""
     offset_spans = retained_offsets(spark, kafka, complete_offsets(spark, kafka, {}))
-    partitions = sum(len(spans) for spans in offset_spans.values())
-    if not partitions:
-        return spark.createDataFrame([], RAW_SCHEMA)
-    share = -(-rows // partitions)
+    share = -(-rows // max(1, sum(len(spans) for spans in offset_spans.values())))
     begins: Offsets = {}
     ends: Offsets = {}
     for topic, spans in offset_spans.items():
         begins[topic] = {number: max(begin, end - share) for number, (begin, end) in spans.items()}
         ends[topic] = {number: end for number, (_, end) in spans.items()}
-    return records_between(spark, kafka, begins, ends)
+    return begins, ends
 
 
 def _number_sample(raw: DataFrame, rows: int) -> DataFrame:

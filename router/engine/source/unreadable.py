@@ -20,11 +20,11 @@ from pyspark.sql import functions as F
 from router import spark_internals
 from router.api.halving import by_halves
 from router.engine.retryable_errors import is_for_search, is_unreadable
-from router.engine.source.failing_records import MOST_FOUND, FoundRecords, RecordPlace, Span
+from router.engine.source.failing_records import MOST_FOUND, FailingRecords, FoundRecords, RecordPlace, Span
 from router.engine.source.source import Offsets, client_settings, records_between
 from router.engine.source.unreadable_files import with_unreadable
 from router.errors import first_line
-from router.record import UNREADABLE, UNREADABLE_TYPE
+from router.record import RAW_SCHEMA, UNREADABLE, UNREADABLE_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -42,6 +42,48 @@ LONGEST_MILLIS = (2**63 - 1) // 1_000
 TIMESTAMP_TYPES = {"NoTimestampType": -1, "CreateTime": 0, "LogAppendTime": 1}
 """The ids of Kafka's types of timestamps by name. Source: org.apache.kafka.common.record.TimestampType."""
 CONSUMER_POLL_SECONDS = 10
+
+
+@dataclass(frozen=True)
+class RawRecords:
+    """The records of a batch, of which some may not be readable.
+
+    `frame` are all of them, lazily. Of Kafka, `spans` returns where they are, and `shape` makes of Kafka's records
+    those of the batch: it may leave some out, keeps the column UNREADABLE, and changes nothing if it is done again.
+    """
+
+    frame: DataFrame
+    spans: Callable[[], tuple[Span, ...]] | None = None
+    shape: Callable[[DataFrame], DataFrame] = lambda frame: frame
+
+    @classmethod
+    def of_topic(
+        cls,
+        spark: SparkSession,
+        kafka: KafkaSource,
+        offsets: tuple[Offsets, Offsets],
+        shape: Callable[[DataFrame], DataFrame] = lambda frame: frame,
+    ) -> RawRecords:
+        """Return the records of Kafka from the first offsets up to, and without, the second ones."""
+        begins, ends = offsets
+        if not begins:
+            return cls(shape(spark.createDataFrame([], RAW_SCHEMA)))
+        spans = []
+        for topic, numbers in begins.items():
+            spans += [Span(topic, number, first, ends[topic][number]) for number, first in numbers.items()]
+        return cls(shape(records_between(spark, kafka, begins, ends)), lambda: tuple(spans), shape)
+
+    def search(
+        self,
+        spark: SparkSession,
+        kafka: KafkaSource | None,
+        land: Callable[[DataFrame], object],
+        tell: Callable[[int, int], object],
+    ) -> UnreadableRecords | FailingRecords:
+        """Return the search for those that cannot be read; see UnreadableRecords for `land` and `tell`."""
+        if self.spans and kafka:
+            return UnreadableRecords(spark, kafka, self.spans(), lambda frame: land(self.shape(frame)), tell)
+        return FailingRecords(self.frame, land)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from router.delta.unreadable_values import as_rows
 from router.engine.checkpoint_store import LearntSchemas
 from router.engine.outbox.apply import open_sinks
 from router.engine.reprocess.preview import Trial, preview_of, staging_lake_of
+from router.engine.source.unreadable import RawRecords
 from router.engine.views.schedule import create_refresher, in_order
 from router.stages import Stage
 from router_rest.sink import Rest
@@ -100,14 +101,14 @@ def test_a_batch_does_what_its_preview_has_said(
     for batch in range(2):
         query = drawn.query
         records = raw_table(drawn.drawing.records(RECORDS, hostile=0.3), batch * RECORDS)
-        frame = spark.createDataFrame(records)
+        raw = RawRecords(spark.createDataFrame(records))
         before = {table: as_rows(query.content(table)) for table in query.tables()}
         sent = drawn.sent()
         traces = traces_of(tmp_path)
 
         context = query.context(spark)
         with staging_lake_of(context) as staging_lake:
-            found = preview_of(Trial.of(context, staging_lake, "the topic", frame), frame, 10 * RECORDS, "the topic")
+            found = preview_of(Trial.of(context, staging_lake, "the topic", raw), raw, 10 * RECORDS, "the topic")
 
         assert traces_of(tmp_path) == traces
         config = open_sinks(query.config, spark, tmp_path, LearntSchemas(query.store))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 import threading
 import uuid
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 from confluent_kafka import Producer
 
 import router.cli
+from router.config.loader import load_config
 from router.delta.lake import Lake
 from router.engine.audit.verify import verify_tables
 from router.engine.checkpoint_store import lake_and_checkpoint
@@ -214,3 +216,44 @@ def test_a_search_obeys_an_order_to_stop_and_a_note_spares_it(
     monkeypatch.setattr(unreadable.UnreadableRecords, "find", never)
     run(loaded, REGISTRY, spark)
     Outcome(loaded).check({"good": range(3)}, {"far": range(1)})
+
+
+@pytest.mark.timeout(900)
+def test_what_reads_the_topic_again_meets_such_a_record_as_the_stream_did(
+    spark: SparkSession, broker: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it tables without bronze cannot be rebuilt, filled or tried, since one record of their topic is bad."""
+    monkeypatch.setattr(session, "build_session", lambda config, master=None: spark)
+    monkeypatch.setattr(session, "stop_session", lambda session: None)
+    broker.create_topic("far-again", config=TAKES_FAR)
+    send(broker, "far-again", range(3), "before")
+    send(broker, "far-again", range(2), "far", at=FAR)
+    send(broker, "far-again", range(3, 7), "after")
+    loaded = configured(tmp_path, broker, "topics: [far-again]")
+    sinks = "sinks: [{delta: silver.all}, {upsert: {table: silver.newest, keys: [event.n]}}]"
+    text = loaded.path.read_text().replace("bronze: bronze.all\n", "").replace("sinks: [{delta: silver.all}]", sinks)
+    text = text.replace("'event.*', topic]", "'event.*', topic, partition, offset]")
+    loaded.path.write_text(text)
+    good = sorted([*((n, "before") for n in range(3)), *((n, "after") for n in range(3, 7))], key=repr)
+
+    def command(*arguments: str) -> str:
+        result = CliRunner().invoke(router.cli.commands, [arguments[0], str(loaded.path), *arguments[1:]])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    found = json.loads(command("preview", "--json"))
+    assert [(letters["stage"], letters["count"]) for letters in found["dead_letters"]] == [("read", 2)]
+    assert {table["table"]: table["rows"] for table in found["tables"]} == {"silver.all": 7, "silver.newest": 7}
+
+    loaded = load_config(loaded.path, REGISTRY)
+    run(loaded, REGISTRY, spark)
+    outcome = Outcome(loaded)
+    for table in ("all", "newest"):
+        shutil.rmtree(tmp_path / "lake" / "silver" / table)
+    command("rebuild", "silver.all", "silver.newest", "--from", "earliest")
+    assert outcome.rows("silver.all", "n", "of") == outcome.rows("silver.newest", "n", "of") == good
+
+    loaded.path.write_text(text.replace("[{delta: silver.all}", "[{delta: silver.copy}, {delta: silver.all}"))
+    command("backfill", "--from", json.dumps({"far-again": {"0": 0}}), "--to", json.dumps({"far-again": {"0": 9}}))
+    assert outcome.rows("silver.copy", "n", "of") == outcome.rows("silver.all", "n", "of") == good
+    assert len(outcome.rows("ops.dead", "stage")) == 2

@@ -121,6 +121,7 @@ def check_of_a_full(lake):
 
 
 def _mark(lake):
+    Path(lake.root).mkdir()
     with lake.files.open_output_stream("mark") as stream:
         stream.write(b"run-1")
     return "mark"
