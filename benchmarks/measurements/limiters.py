@@ -19,6 +19,9 @@ MINUTES = "250"
 """Seconds of a case with windows of a minute, the first two of which do not count."""
 BAR = 0.97
 """Of what the naive client, or the case without refusals, uses."""
+BUSY_BAR = 0.9
+"""The same beside a busy loop for each of two cores: calls leave late, and so early for the next."""
+BUSY = {"busy": "2"}
 KEYS = 5_000
 KEYS_BAR = 1.1
 """Of the time without the key that is always refused."""
@@ -57,6 +60,9 @@ CASES: dict[str, dict[str, str]] = {
     "jitter: nginx 50/s, 429, burst=10": {"limit": "50", "burst": "10", **JITTER},
     "jitter: token bucket 500/s, burst 50": {"limiter": "bucket", "limit": "500", "burst": "50", **JITTER},
     "jitter: sliding window 50/s": {"limiter": "sliding", "limit": "50", **JITTER},
+    "busy: nginx 500/s, 429": {"limit": "500", **BUSY, **TURNS},
+    "busy: nginx 50/s, 429": {"limit": "50", **BUSY, **TURNS},
+    "busy: token bucket 500/s, burst 50": {"limiter": "bucket", "limit": "500", "burst": "50", **BUSY, **TURNS},
     "hidden: token bucket 50/s": {"limiter": "bucket", "limit": "50", "burst": "10", "stated": "none"},
     "hidden: fixed windows of a minute, 1000": {
         "limiter": "fixed",
@@ -89,7 +95,8 @@ NOTES = (
     "The naive client runs in the same run, at 98 % of the limit; it sends refused calls again and backs off nowhere.",
     "Over: of the naive client; at random of the line without refusals; with bars of 0.95 and less of the limit. "
     "Most in a window: calls that the router wrote, refused ones also, by its own clock.",
-    f"At random, and nginx behind jitter: medians of {TURNS['turns']} turns.",
+    f"At random, nginx behind jitter, and busy: medians of {TURNS['turns']} turns.",
+    f"Busy: {BUSY['busy']} processes that do nothing but loop run beside clients and servers, on two cores.",
     f"{KEYS:,} keys, two rows each at 5/s a key: the time until all have arrived, with 40 rows of one more key whose "
     "calls are always refused over without them.",
     f"Jitter: both clients behind Toxiproxy, which holds calls and answers up for {JITTER['latency']} ms, "
@@ -190,10 +197,10 @@ def _over(results: Results, scale: Scale, case: str, counts: dict[str, float]) -
     """Return what was used, as it is, or over what the naive client or the case without refusals used."""
     used = counts["router: used"]
     options = CASES[case]
-    if _bar(case) != BAR:
+    if _bar(case) not in {BAR, BUSY_BAR}:
         return used
     if "random" not in options:
-        return used / counts["naive: used"]
+        return counts["of naive"]
     control = _counts(results.of(_cell(scale, CONTROL)))
     return used / control["router: used"] if control else None
 
@@ -202,6 +209,8 @@ def _bar(case: str) -> float:
     if case in BARS:
         return BARS[case]
     options = CASES[case]
+    if "busy" in options:
+        return BUSY_BAR
     is_held_against_naive = options.get("limiter", "nginx") in {"nginx", "none"} and "burst" not in options
     return BAR if is_held_against_naive else WINDOW_BAR
 

@@ -74,7 +74,7 @@ def _run(spark: SparkSession, task: Task) -> Run:
     for turn in range(int(options.get("turns", "1"))):
         folder = Path(task.folder, f"turn-{turn}")
         folder.mkdir(parents=True)
-        with limiter_server(folder, options) as url:
+        with limiter_server(folder, options) as url, busy_cores(int(options.get("busy", "0"))):
             if "keys" in options:
                 turns.append(_send_keys(url, folder, int(options["keys"])))
             else:
@@ -141,7 +141,27 @@ def _send_at_a_limit(url: str, folder: Path, options: dict[str, str], tasks: int
         used, refused = _used_and_refused(folder / f"{client}.log", limit, begin, end, bursts=window > 1)
         counts[f"{client}: used"] = used
         counts[f"{client}: refused"] = refused
+    counts["of naive"] = counts["router: used"] / counts["naive: used"]
     return counts
+
+
+@contextmanager
+def busy_cores(loops: int) -> Iterator[None]:
+    """Keep cores busy with so many loops in a `with` block."""
+    processes = [multiprocessing.get_context("spawn").Process(target=_loop, daemon=True) for _ in range(loops)]
+    for process in processes:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _loop() -> None:
+    while True:
+        pass
 
 
 def _send_batches(folder: Path, url: str, pace: Pace, tasks: int, rows: int, seconds: float) -> None:
