@@ -23,8 +23,8 @@ from router.delta.replace import PROPERTIES
 from router.delta.staged_files import StagedFile
 from router.engine.label.layout import quarantine_of
 from router.engine.quarantine.table import quarantined_in
-from router.engine.reprocess.records import SPANS, with_batches
-from router.engine.reprocess.upsert_rebuild import ArrivedBatch, UpsertRebuild
+from router.engine.reprocess.records import SPANS, ArrivedBatch, with_batches
+from router.engine.reprocess.upsert_rebuild import UpsertRebuild
 from router.engine.spark.session import build_session
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from router.api.table_options import NewTable
 from router.delta.lake import Lake
 from router.delta.parquet_writer import Staging
 from router.engine.merge.delta_rs import MergeJob, merge_table
-from router.engine.reprocess.upsert_rebuild import ArrivedBatch, UpsertRebuild, portions
+from router.engine.reprocess.records import ArrivedBatch
+from router.engine.reprocess.upsert_rebuild import UpsertRebuild, portions
 from router.engine.start.killed_repairs import clear_killed_repairs, lock_of, staged_as
 from router.engine.start.run_lock import hold_file_lock
 from router.own_names import DELETIONS
