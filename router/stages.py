@@ -24,20 +24,16 @@ class Stage(str, Enum):
 
 
 MEANINGS = {
-    Stage.READ: (
-        "the source cannot give it to Spark (a time that no timestamp holds, a damaged batch of Kafka, a file that is "
-        "damaged or cut off), or it ends the process that reads it; it is in bronze without a time"
-    ),
+    Stage.READ: "its [source or its process](#records-that-cannot-be-read) cannot read it",
     Stage.DECODE: "the decoder could not make an event of it (nor of null, see `drop: nulls`), or raised on it",
     Stage.MATCH: "no route matches (unless `unmatched: drop`)",
     Stage.EXPECT: "an expectation with `otherwise: dead_letter` does not hold",
     Stage.SELECT: "the projection raised on this record",
-    Stage.NAME: "the table's name breaks the [rule](tables.md#names), or the sink has as many tables as it may have",
+    Stage.NAME: "the table's name breaks the [rule](tables.md#names), or the sink has all tables that it may have",
     Stage.SCHEMA: (
-        "the table has a column of this name with a type that the value cannot become or, if the table may "
-        "not change, one that is too small; or the row violates a constraint of the table: NOT NULL, a "
-        "CHECK, an invariant, the length of a VARCHAR; or it has a text that is not UTF-8, or a date or time "
-        "beyond the years 1 to 9999, also in a list, map or struct: readers would refuse the whole file"
+        "a value cannot become the type of its column or, if the table may not change, is too large for it; the row "
+        "violates a constraint (NOT NULL, a CHECK, an invariant, the length of a VARCHAR); a text is not UTF-8, or a "
+        "date or time is beyond the years 1 to 9999, also in a list, map or struct: readers would refuse the whole file"
     ),
     Stage.APPLY: (
         "a sink refused it: [Kafka](../how-to/write-to-kafka.md#what-is-promised), [other "

@@ -31,12 +31,12 @@ EQUATIONS = {count.equation for count in COUNTS if count.parts}
 
 def table_of_counts() -> str:
     """Return the table of all counts, those of the source first."""
-    lines = ["| count | of a | is | sum |\n|---|---|---|---|\n"]
+    lines = ["| count | of a | is |\n|---|---|---|\n"]
     for scope in ("source", "route", "sink", "batch"):
         for count in COUNTS:
             if count.scope == scope:
-                equation = count.equation if count.parts else ""
-                lines.append(f"| `{count.name}` | {scope} | {count.unit} that {count.meaning} | {equation} |\n")
+                equation = f" ({count.equation})" if count.parts else ""
+                lines.append(f"| `{count.name}` | {scope} | {count.unit} that {count.meaning}{equation} |\n")
     return "".join(lines)
 
 
