@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
     from xdist.remote import Producer
+    from xdist.workermanage import WorkerController
 
     from router_demo.embedded import Embedded
 
@@ -93,6 +94,16 @@ class Together(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.split("::", maxsplit=1)[0]
         return "scenarios" if module in PLAYING else module
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Take its modules from a process that has ended; those that are done are not dealt again.
+
+        xdist would deal them: nobody reports anything of them, so that a run in which a process crashed never ends.
+        """
+        work = self.assigned_work[node]
+        self.assigned_work[node] = {scope: tests for scope, tests in work.items() if not all(tests.values())}
+        crashed: str | None = super().remove_node(node)
+        return crashed
 
 
 @pytest.fixture(scope="session")
