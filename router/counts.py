@@ -32,7 +32,7 @@ class Count:
 
     @property
     def equation(self) -> str:
-        """Return what the count is the sum of, as text."""
+        """Return the equation of the count, the sum of its parts, as text."""
         return f"{self.name} = {' + '.join(self.parts)}"
 
 

@@ -302,7 +302,7 @@ def analysed_plan(frame: DataFrame) -> Any:
 
 
 def optimised_plan(frame: DataFrame) -> Any:
-    """Return what Spark's optimiser makes of a selection whose analysed plan is a projection; a node of Catalyst.
+    """Return the optimised plan of a selection whose analysed plan is a projection; a node of Catalyst.
 
     Only its expressions are looked at: the plan that they are read from is left off. Raises if a constant does.
     """

@@ -151,7 +151,7 @@ def _plan_files(name: str, files: FilesSource) -> Plan:
 
 
 def plan_of(name: str, source: dict[str, Any], found: list[Found], **more: Any) -> Plan:
-    """Return what is written about some samples; `more` are fields of the plan."""
+    """Return the plan that is made of some samples; `more` are fields of the plan."""
     tables = plan_tables(name, found)
     columns = observe(tables)
     if columns.is_map:

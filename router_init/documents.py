@@ -175,7 +175,7 @@ def plan_tables(name: str, found: Sequence[Found]) -> tuple[Table, ...]:
 
 
 def observe(tables: Sequence[Table]) -> Observed:
-    """Return what was observed of all JSON objects, with the objects marked whose names are data."""
+    """Return the observed values of all JSON objects, with the objects marked whose names are data."""
     by_kind: dict[str, Observed] = {}
     for table in tables:
         if table.found.decoder != "json":

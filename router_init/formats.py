@@ -166,7 +166,7 @@ Read = Callable[[bytes], "tuple[str | None, Any]"]
 
 
 def _reader_of(schema: RegisteredSchema) -> Read | None:
-    """Return what reads values of a schema; None if it takes more than the schema alone.
+    """Return the reader of values of a schema; None if it takes more than the schema alone.
 
     Readers that this project did not write: what a value is does not come from the code that will decode it.
     """
@@ -208,7 +208,7 @@ def _as_json(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_rows(files: Sequence[Path], form: str) -> Found:
-    """Return what the rows of files are: the router reads their columns itself, so only their kinds are looked for."""
+    """Return the rows found in files: the router reads their columns itself, so only their kinds are looked for."""
     rows: list[Event] = []
     for file in files:
         for number, row in enumerate(itertools.islice(READERS[form](file), MOST_RECORDS - len(rows))):

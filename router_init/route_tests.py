@@ -203,7 +203,7 @@ LEAST: Mapping[str, Any] = {
 
 
 def expect_row(struct: T.StructType, event: Any) -> dict[str, Any]:
-    """Return what a row of an event has in columns of plain types; made from the event, not by the decoder."""
+    """Return the values of an event's row in columns of plain types; made from the event, not by the decoder."""
     row = {}
     names = Counter(name.lower() for name in struct.fieldNames())
     for field in struct:

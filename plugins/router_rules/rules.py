@@ -239,7 +239,7 @@ def equal(text: Column, wanted: bool | int | float) -> Column:
 
 
 def _fault(pattern: str) -> str:
-    """Return what Python finds wrong with a pattern; an empty text if nothing."""
+    """Return the fault that Python finds in a pattern; an empty text if there is none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a nested set is a union in Java
         try:

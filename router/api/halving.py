@@ -38,7 +38,7 @@ def is_caused_by_a_row(error: BaseException) -> bool:
 def by_halves(
     step: Callable[[int, int], Made], rows: int, is_caused: Callable[[BaseException], bool] = is_caused_by_a_row
 ) -> list[Halved[Made]]:
-    """Return what a step makes of a batch, in order: whole if it does not raise, else in pieces.
+    """Return the results of a step on a batch, in order: one for the whole if it does not raise, else for its pieces.
 
     `step(start, stop)` makes something of these rows. Raises what no row has caused, by `is_caused`, and what the step
     raises on a batch without rows.

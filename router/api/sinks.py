@@ -407,7 +407,7 @@ class ApplyingSink(Sink, ABC):
         return self
 
     def preview(self, events: DataFrame, opening: Opening) -> list[dict[str, Any]]:
-        """Return what `apply` would send for a small batch, in order, as plain values by name; send nothing.
+        """Return the calls that `apply` would make for a small batch, in order, as plain values by name; send nothing.
 
         `opening` is one for a trial. No request may be made. Runs on the driver.
         """

@@ -70,7 +70,7 @@ class GraphNode:
 
     @property
     def side_text(self) -> str:
-        """Return what is drawn next to the text."""
+        """Return the note or the counts, which are drawn next to the text."""
         return self.note or ", ".join(f"{count:,} {name}" for name, count in self.counts.items())
 
     def as_document(self) -> dict[str, Any]:
@@ -296,7 +296,7 @@ def _source_text(source: Source) -> str:
 
 
 def describe_part(part: Part) -> str:
-    """Return what a part does in a few words: what it is about, and its other options as far as they are plain."""
+    """Return the description of a part in a few words: its subject, and its other options as far as they are plain."""
     values = {name: getattr(part, name) for name in type(part).model_fields if name in part.model_fields_set}
     texts = {}
     for name, value in values.items():

@@ -52,7 +52,7 @@ class ListingField:
 
     @property
     def header(self) -> str:
-        """Return what stands above the column."""
+        """Return the heading of the column."""
         return self.title or self.name
 
     def text_of(self, row: dict[str, Any]) -> str:
@@ -70,7 +70,7 @@ class ListingField:
         return to_printable(commands_with_file(str(value), file))
 
     def sort_key(self, row: dict[str, Any]) -> tuple[int, Any]:
-        """Return what rows are sorted by: cells without content first, then numbers and times, then texts."""
+        """Return the sort key of a row: cells without content first, then numbers and times, then texts."""
         value = row.get(self.name)
         if isinstance(value, int | float | datetime):
             return 1, value

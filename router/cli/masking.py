@@ -161,7 +161,7 @@ def mask_plain_text(text: str) -> str:
 
 
 def find_text_form(text: str) -> tuple[object, ...]:
-    """Return what a text parses as, one of TEXT_FORMS; of a number also what must stay of it, and its range."""
+    """Return the form of a text, one of TEXT_FORMS; of a number also the parts that must stay, and its range."""
     number = NUMBER_TEXT.fullmatch(text)
     if number:
         # Exact, unless it has a fraction; Python reads no whole number of thousands of digits.

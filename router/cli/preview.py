@@ -194,7 +194,7 @@ def _show_found(config: Config, sentences: list[tuple[str, str]], *listings: Lis
 
 
 def _merge_in_words(row: dict[str, Any]) -> str:
-    """Return what an upsert would do, and what that was held against if that is not the table."""
+    """Return the changes that an upsert would make, in words, and the version of the table that it was tried on."""
     merge = row["merge"]
     if merge is None:
         return ""

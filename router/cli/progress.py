@@ -97,7 +97,7 @@ class _CountedProgress(BackgroundThread):
 
 
 def in_pipe() -> Callable[[str], None]:
-    """Return what takes the state of a work each second, and logs it every PIPE_SECONDS."""
+    """Return a function that takes the state of a work each second, and logs it every PIPE_SECONDS."""
     said = time.monotonic()
 
     def log_sometimes(text: str) -> None:

@@ -187,7 +187,7 @@ class _Waiting:
         return Listing("quarantined", "", fields, self.facts_of(rows), keys)
 
     def facts_of(self, rows: list[Quarantined]) -> list[dict[str, Any]]:
-        """Return what is known of rows that wait."""
+        """Return the facts about quarantined rows."""
         from router.engine.quarantine.table import WAITS_FOR, pending_releases
 
         approved = {(pending.place, pending.kind) for pending in pending_releases(self.store)}

@@ -100,7 +100,7 @@ def status(
 
 
 def findings_of(summary: StreamSummary, max_age: timedelta | None, file: str, now: float) -> list[dict[str, Any]]:
-    """Return what is wrong with a stream, first that no batch has ended for too long."""
+    """Return the findings of a stream, first that no batch has ended for too long."""
     from router.engine.status.findings import overdue_findings
 
     if max_age is None:
@@ -155,7 +155,7 @@ def headline_of(summary: StreamSummary, now: float) -> str:
 
 
 def subject_sentences(summary: StreamSummary, now: float) -> list[tuple[str, str]]:
-    """Return what is known, a line for each subject; always the same ones."""
+    """Return the sentences on a stream, one for each subject; the subjects are always the same."""
     newest = "-"
     if summary["newest_record"] is not None:
         newest = f"{_age_of(summary['newest_record'], now)} old"

@@ -21,7 +21,7 @@ NUMBER_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 
 
 def parse_number(text: str) -> float | None:
-    """Return what `500000`, `500k` or `1.5M` means; None if it is no number."""
+    """Return the number that `500000`, `500k` or `1.5M` means; None if it is no number."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgG]?)\s*", text)
     if match is None:
         return None

@@ -130,7 +130,7 @@ def _listing_of(config: Config, chosen: list[View]) -> Listing:
 
 
 def _facts_of(view: View, note: Note) -> dict[str, Any]:
-    """Return what is known of a view; of its last refresh nothing if there was none."""
+    """Return the facts about a view; of its last refresh none if there was none."""
     facts: dict[str, Any] = {
         "view": view.name,
         "reads": sources_in_words(view),
@@ -239,7 +239,7 @@ def _refresh_views(refresher: Refresher, chosen: list[View], *, full: bool) -> N
 
 
 def refresher_of(config: Config, spark: SparkSession) -> Refresher:
-    """Return what refreshes the views of a configuration, by a Spark that reaches lake and checkpoint."""
+    """Return the refresher of a configuration's views, by a Spark that reaches lake and checkpoint."""
     from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
     from router.engine.views.schedule import create_refresher
 

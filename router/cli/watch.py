@@ -142,7 +142,7 @@ class WatchedStream:
         self._valid_until = now + READ_SECONDS
 
     def all_findings(self, now: float) -> list[dict[str, Any]]:
-        """Return what is wrong with the stream, then why nothing new is known of it."""
+        """Return the findings of the stream, then the reasons why nothing new is known of it."""
         problems = [self._unreadable]
         if self._missed:
             problems.append(f"no answer; this is how it was at {_utc_text(self._answered)}")
@@ -150,7 +150,7 @@ class WatchedStream:
         return findings + [{"kind": "watch", "text": text, "command": ""} for text in problems if text]
 
     def state_sentences(self, now: float) -> tuple[str, list[tuple[str, str]]]:
-        """Return what the stream does, and a sentence for each subject; above a list only some."""
+        """Return the headline of the stream, and a sentence for each subject; above a list only some."""
         subjects = subject_sentences(self.summary, now)
         if self._read is not None:
             subjects = subjects[:SUBJECTS_OF_LIST]
@@ -161,7 +161,7 @@ class WatchedStream:
 
 
 def _reported_facts(summary: StreamSummary) -> tuple[Any, ...]:
-    """Return what a stream reports of its tables, without what changes by itself."""
+    """Return the facts that a stream reports of its tables, without those that change by themselves."""
     views = [(view["refreshed"], view["failed"]) for view in summary["views"]]
     return *(summary[name] for name in REPORTED_PARTS), views
 

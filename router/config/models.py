@@ -742,7 +742,7 @@ Shared = TypeVar("Shared", Expectation, Let)
 
 
 def read_shared(kind: type[Shared], items: object) -> dict[str, Shared]:
-    """Return what stands in a list by name. One that is at fault is reported where it stands, and nowhere else."""
+    """Return the expectations or lets of a list by name. One at fault is reported where it stands, and nowhere else."""
     by_name: dict[str, Shared] = {}
     for item in _as_list(items):
         try:
@@ -768,7 +768,7 @@ def with_named(options: object, key: str, by_name: Mapping[str, Any]) -> object:
 
 
 def _replace_name(name: object, by_name: Mapping[str, Any]) -> object:
-    """Return what a name stands for; anything that is no name, or not a known one, as it is."""
+    """Return the expectation or let of a name; anything that is no name, or not a known one, as it is."""
     return by_name.get(name, name) if isinstance(name, str) else name
 
 

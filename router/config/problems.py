@@ -122,7 +122,7 @@ def _follows_from_broken(line: ErrorDetails, place: LocatedNode) -> bool:
 
 
 def _describe_fault(line: ErrorDetails, place: LocatedNode, document: Document, entries: Entries) -> _Fault:
-    """Return what is wrong in the words of the router, as far as they do not give a secret away."""
+    """Return the fault in the words of the router, as far as they do not give a secret away."""
     kind = line["type"]
     loc = line["loc"]
     context = line.get("ctx", {})
@@ -166,7 +166,7 @@ def problems_in_words(lines: Iterable[ErrorDetails], document: Document, hint: s
 
 
 def _explain_error(line: ErrorDetails, node: YamlNode) -> str:
-    """Return what is wrong with a value that may be shown, in the words of the router."""
+    """Return the fault of a value that may be shown, in the words of the router."""
     context = line.get("ctx", {})
     expected = _describe_expected(line["type"], context)
     if line["type"] == "missing":
@@ -186,7 +186,7 @@ def _is_hidden(entries: Entries, loc: KeyPath, place: LocatedNode) -> bool:
 
 
 def _describe_expected(kind: str, context: dict[str, Any]) -> str:
-    """Return what a value must be, or nothing if only pydantic's own message tells."""
+    """Return the requirement that a value does not meet, or nothing if only pydantic's own message tells."""
     pattern = context.get("pattern")
     values = {**context, "pattern": _DESCRIBED_PATTERNS.get(str(pattern), f"of the form {pattern}")}
     try:
@@ -393,7 +393,7 @@ def _similar_keys(entries: Entries, loc: KeyPath) -> str:
 
 
 def option_description(entries: Entries, loc: KeyPath) -> str:
-    """Return what an option is for, as its model says it."""
+    """Return the description of an option, as its model has it."""
     for model in _models_at(entries, loc[:-1]):
         field = options_of(model).get(str(loc[-1]))
         if field and field.description:

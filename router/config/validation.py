@@ -411,7 +411,7 @@ def _readable_views(root: YamlNode) -> dict[int, View]:
 
 
 def read_sound(read: Callable[[object], T], data: object, depth: int) -> T | None:
-    """Return what is read from data, if need be without the options at fault, which stand at some depth.
+    """Return the result of reading data, if need be without the options at fault, which stand at some depth.
 
     So a mistake in one option hides none that several parts make together. None if nothing can be read.
     """

@@ -49,7 +49,7 @@ SPARK_DECIDES = "Spark decides: --plan"
 
 
 def check_written_sql(root: YamlNode, registry: Registry, folder: Path) -> tuple[list[Finding], list[Finding]]:
-    """Return what is wrong for certain, and notes on what only Spark can tell; `folder` is the configuration's."""
+    """Return the findings that are certain, and notes on what only Spark can tell; `folder` is the configuration's."""
     check = _Check(registry)
     check.check_all(root, folder)
     return check.findings, check.notes

@@ -150,7 +150,7 @@ CORE_TYPES: dict[str, tuple[str, Callable[[str], _Value]]] = {
 
 
 def parse_plain_scalar(text: str) -> _Value:
-    """Return what a plain scalar means."""
+    """Return the value of a plain scalar."""
     for pattern, convert in CORE_TYPES.values():
         if re.fullmatch(pattern, text):
             return convert_text(convert, text)

@@ -79,7 +79,7 @@ def features_against_merges(table: DeltaTable) -> set[str]:
 
 
 def row_constraints(schema: str, configuration: Mapping[str, str]) -> dict[str, str]:
-    """Return what every row of a table must satisfy: a name for it -> a condition in Spark's SQL, violated unless true.
+    """Return the constraints on the rows of a table: a name for it -> a condition in Spark's SQL, violated unless true.
 
     `schema` is Delta's JSON, `configuration` the table's properties. Fields inside arrays and maps are left out.
     """

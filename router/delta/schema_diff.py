@@ -31,7 +31,7 @@ class SchemaDiff:
 
 
 def compare_schemas(table: pa.Schema, rows: pa.Schema) -> SchemaDiff:
-    """Return what has to change for `rows` (the columns that hold values) to go into `table`.
+    """Return the differences between `rows` (the columns that hold values) and the `table` that they are to go into.
 
     Two names that differ by case only are a conflict.
     """

@@ -41,7 +41,7 @@ class UnreadableValues:
 
     @property
     def reason(self) -> str:
-        """Return what is wrong with them, as text for a dead letter."""
+        """Return the fault of the values, with their path, as text for a dead letter."""
         return f"{self.path}: {self.fault}"
 
 

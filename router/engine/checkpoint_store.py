@@ -130,7 +130,7 @@ class Manifest:
         return Demands(casts={}, conflicts=self.conflicts, allowed=allowed, frozen=frozen)
 
     def commit_notes(self, query: str) -> dict[str, str]:
-        """Return what every commit of the batch notes in its table's history: query, number and offsets."""
+        """Return the notes of every commit of the batch in its table's history: query, number and offsets."""
         spans = {}
         for partition in self.partitions:
             spans[f"{partition.topic}/{partition.partition}"] = [partition.first, partition.last]
@@ -167,7 +167,7 @@ class Manifest:
 
 
 def held_topics(topics: Iterable[str]) -> str:
-    """Return what is wrong with held topics, and what to do."""
+    """Return the fault of held topics, and the next step."""
     names = ", ".join(sorted(topics))
     return (
         f"{names} was deleted and created again, so none of its records are read: their offsets are those of records "
@@ -229,7 +229,7 @@ class CheckpointStore:
         self.change_note()
 
     def read_note(self) -> QueryNote:
-        """Return what is known of the query. Raises StartError if another version of the router has noted it."""
+        """Return the note of the query. Raises StartError if another version of the router has noted it."""
         return self._read_note() or QueryNote()
 
     def _read_note(self) -> QueryNote | None:
@@ -316,7 +316,7 @@ class CheckpointStore:
             self.delete(self.manifest_path(manifest.batch - KEPT_MANIFESTS))
 
     def read_applied(self, batch: int) -> dict[str, Applied]:
-        """Return what sinks have applied of this batch, by key."""
+        """Return the counts of the sinks that have applied this batch, by key."""
         applied = {}
         for key, counts in self._read_mark(batch).items():
             if key != _MERGED_KEY:

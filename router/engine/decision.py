@@ -57,7 +57,7 @@ _LANDING_TRIES = 5
 
 
 def tables_of(config: Config, spark: SparkSession, lake: Lake) -> Any:
-    """Return what opens the tables of a configuration: Delta on Spark if only that may write them."""
+    """Return the table cache of a configuration: of Delta on Spark if only that may write its tables."""
     if config.commit == "spark":
         return SparkTables(spark, lake)
     return TableCache(lake)
@@ -260,7 +260,7 @@ class BatchDecider:
         return found
 
     def make_trial(self, steps: Steps) -> Callable[[Plan], None]:
-        """Return what runs the landing job of a plan without writing anything; it obeys a stop."""
+        """Return a function that runs the landing job of a plan without writing anything; it obeys a stop."""
         landing = replace(self.landing, only=frozenset())
 
         def run_plan(plan: Plan) -> None:

@@ -211,7 +211,7 @@ status of an answer, 400 to 599, is none of them."""
 
 
 def kind_of(message: str) -> str:
-    """Return what is equal in the messages of equal failures, whatever numbers and names they contain."""
+    """Return the kind of a failure: its message without the numbers and names that vary among equal failures."""
     return VARIES.sub("*", message)
 
 

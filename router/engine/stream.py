@@ -254,7 +254,7 @@ def make_retrying(
     pauses: GrowingPauses | None = None,
     trouble: RepeatedTrouble | None = None,
 ) -> Retrying:
-    """Return what calls a function again, with growing pauses, after failures that pass.
+    """Return the retry policy that calls a function again, with growing pauses, after failures that pass.
 
     There is a line in the log for the first failure, and for one of another kind.
     """

@@ -169,7 +169,7 @@ class TopicIds:
         return records.filter(~F.col("topic").isin(sorted(self.held)))
 
     def describe_held(self) -> str:
-        """Return what is wrong, and what to do."""
+        """Return the fault of the held topics, and the next step."""
         return f"{self.config.name}: {held_topics(self.held)}"
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ def for_spark(place: str, options: Mapping[str, str]) -> str:
 
 
 def hadoop_settings(place: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Return what Spark's own file systems must know to reach a place with these options; secrets are among it."""
+    """Return the settings for Spark's own file systems to reach a place with these options, secrets among them."""
     named = _with_long_names(for_delta(place, options) or {})
     scheme, _, _ = place.partition("://")
     settings: dict[str, str | None] = {}
@@ -107,7 +107,7 @@ class Storage(Protocol):
         """Write a file in place of the one with a stamp; return the new stamp, or None if it is another one."""
 
     def read_stamp(self, path: str) -> str | None:
-        """Return what changes whenever a file is written, or None if there is none."""
+        """Return the stamp of a file, which changes whenever it is written, or None if there is none."""
 
     def list_stamps(self, folder: str, after: str) -> dict[str, str]:
         """Return the stamps of the files in a folder whose paths come after another one."""

@@ -682,7 +682,7 @@ class Verification:
         audit.wrong += [f"its remembered deletions in {self.lake.address(table)}: {fault}" for fault in faults]
 
     def _faults_of_files(self, table: str, actions: pa.Table) -> list[str]:
-        """Return what is wrong with the files of a table."""
+        """Return the faults of a table's files."""
         folder = table.replace(".", "/")
         missing: list[str] = []
         damaged: list[str] = []
@@ -818,7 +818,7 @@ def counted_as(transaction_id: TransactionId) -> str:
 
 
 def describe_commits(lake: Lake, table: str, versions: list[int], commits: list[LogCommit]) -> list[str]:
-    """Return what commits did to rows, and who made them; `versions` are those of the log."""
+    """Return the changes of rows by commits, and who made them; `versions` are those of the log."""
     removed: set[str] = set()
     for commit in commits:
         removed |= {file.path for file in commit.removed if file.changes}
@@ -828,7 +828,7 @@ def describe_commits(lake: Lake, table: str, versions: list[int], commits: list[
 
 
 def _describe_commit(commit: LogCommit, rows: dict[str, int]) -> str:
-    """Return what a commit of another writer did to rows; `rows`: file that it removed -> its rows."""
+    """Return the change of rows by a commit of another writer; `rows`: file that it removed -> its rows."""
     removed = [rows.get(file.path) for file in commit.removed if file.changes]
     added = [file.rows for file in commit.added if file.changes]
     who = f"{commit.operation} by {commit.author}"

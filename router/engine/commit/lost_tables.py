@@ -50,7 +50,7 @@ class LostTable:
 
     @property
     def cause(self) -> str:
-        """Return what is wrong, in a few words."""
+        """Return the cause of the loss, in a few words."""
         if self.gone:
             return f"it is gone, with all batches up to {self.last}"
         return (

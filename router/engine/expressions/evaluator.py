@@ -187,7 +187,7 @@ def _child_at(expression: Any, path: Sequence[int]) -> Any:
 
 
 def _read_scala_iterator(iterator: Any) -> list[Any]:
-    """Return what an iterator of Scala has: numbers, and all else as text."""
+    """Return the values of an iterator of Scala: numbers, and all else as text."""
     values = []
     while iterator.hasNext():
         value = iterator.next()

@@ -120,7 +120,7 @@ def _columns_of(records: pa.RecordBatch) -> dict[str, pa.Array]:
 def _row_by_row_if_it_raises(
     step: Callable[[pa.RecordBatch], pa.RecordBatch], records: pa.RecordBatch
 ) -> pa.RecordBatch:
-    """Return what a pure step makes of decoded records; one on which it raises goes through it as not decoded.
+    """Return the rows that a pure step makes of decoded records; one on which it raises goes through it as not decoded.
 
     So the record is in bronze and has a dead letter with the error, and its neighbours are as if it were not there.
     """

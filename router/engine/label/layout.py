@@ -143,7 +143,7 @@ class Target:
         return f"table {table}: the sink may have {self.at_most} tables and has them"
 
     def name_in_dead_letters(self, table: str) -> str:
-        """Return what a dead letter calls the place where a row could not go: nobody looks into an outbox."""
+        """Return the place where a row could not go, as dead letters name it: never an outbox, which nobody reads."""
         return f"sink {self.key}" if self.outbox else f"table {table}"
 
     def demands_key(self, table: str) -> str:
@@ -252,7 +252,7 @@ class Demands:
         return self.allowed != other.allowed
 
     def _of_place(self, place: str) -> tuple[Any, ...]:
-        """Return what must be equal in other demands, so that the same rows are staged in a place."""
+        """Return the demands on a place that must be equal in other demands, so that the same rows are staged there."""
         return (
             self.casts.get(place, {}),
             self.frozen.get(place, {}),

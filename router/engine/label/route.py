@@ -201,7 +201,7 @@ class RoutePlanner:
         return self._translate_for_rows(self.frame_for_names(frame), names, "a table's name is")
 
     def merges_of_rows(self, frame: DataFrame) -> list[Node] | None:
-        """Return what deletes rows, then what orders them, if that reads columns of the route; None if it does not.
+        """Return the expressions that delete rows, then those that order them; None if none reads columns of the route.
 
         Tasks always evaluate these, as they do with `names_of_rows`.
         """
@@ -256,7 +256,7 @@ class RoutePlanner:
                 yield option, f"`{option}`: {reason}; {'; '.join(candidates)}"
 
     def _merge_columns(self) -> tuple[list[Column], list[Column]]:
-        """Return what deletes rows, one column for each merging sink, and what orders them."""
+        """Return the columns that delete rows, one for each merging sink, and those that order them."""
         deletes = []
         newest: list[Column] = []
         for sink in self.merging_sinks.values():
@@ -336,7 +336,7 @@ class RoutePlanner:
         return columns
 
     def in_tasks(self, frame: DataFrame, labels: RouteLabels) -> RouteExpressions:
-        """Return what tasks evaluate themselves. Raises Untranslatable with what only Spark can evaluate."""
+        """Return the expressions that tasks evaluate. Raises Untranslatable with what only Spark can evaluate."""
         names_of_rows = self.names_of_rows(frame)
         merges_of_rows = self.merges_of_rows(frame)
         columns = self.route_columns(frame, with_names=names_of_rows is None, with_merges=merges_of_rows is None)
@@ -372,7 +372,7 @@ class RoutePlanner:
     def by_spark(
         self, frame: DataFrame, labels: RouteLabels, candidates: Column
     ) -> tuple[RouteExpressions, list[dict[str, Column]]]:
-        """Return what tasks read from columns that Spark evaluates, and these columns, level by level.
+        """Return the expressions that read columns which Spark evaluates, and these columns, level by level.
 
         `candidates` are the rows that the route looks at. Every column is guarded: what raises on a row is null on it,
         and the projection is one struct, so that a null struct means that it raised.
@@ -461,7 +461,7 @@ class RoutePlanner:
         )
 
     def route_labels(self, frame: DataFrame, config: Config) -> RouteLabels:
-        """Return what the route's columns are called, and its targets."""
+        """Return the labels of the route: the names of its columns, and its targets."""
         row_type = self.row_type(frame)
         for fault in self.row_faults(frame, row_type):
             raise StartError(fault)

@@ -548,7 +548,7 @@ def decide_answers(decision: DecisionInput, task_rows: pa.Table) -> Iterator[pa.
 
 
 def _held_state(held: pa.ChunkedArray, rows: pa.Table, keyed: KeyedTable) -> pa.Table:
-    """Return what the table has of the keys, with the types of the rows."""
+    """Return the state of the keys in the table, with the types of the rows."""
     schema = versions_schema(rows.schema, keyed)
     present = held.filter(pc.is_valid(held)).combine_chunks()
     if isinstance(present, pa.ChunkedArray):

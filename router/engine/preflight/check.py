@@ -69,7 +69,7 @@ def check_plan(loaded: Loaded, registry: Registry, spark: SparkSession | None = 
 
 
 def check_lake(loaded: Loaded, spark: SparkSession | None = None) -> list[Change]:
-    """Return what changes with a configuration for its checkpoint, ledger and tables; nothing is written.
+    """Return the changes of a configuration for its checkpoint, ledger and tables; nothing is written.
 
     Raises ConfigError like `check_plan`.
     """

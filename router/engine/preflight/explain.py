@@ -152,7 +152,7 @@ def written_tables(config: Config) -> Iterator[WrittenTable]:
 
 
 def _committer_of_sink(config: Config, sink: Sink, handle: DeltaTable) -> Committer:
-    """Return what commits the next rows of a sink to a table."""
+    """Return the committer of a sink's next rows to a table."""
     only_spark = config.commit == "spark"
     if isinstance(sink, MergingSink):
         by_spark = merge_engine(handle, merge_options(sink, only_spark=only_spark)).engine == "spark"

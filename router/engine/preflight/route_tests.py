@@ -54,7 +54,7 @@ SUFFIX = ".test.yaml"
 
 
 def _as_text(value: Any) -> str | None:
-    """Return what a test gives as it is sent: text as it stands, null as nothing, all else as JSON."""
+    """Return the text that is sent for a value of a test: text as it stands, null as nothing, all else as JSON."""
     if value is None or isinstance(value, str):
         return value
     return json.dumps(value)

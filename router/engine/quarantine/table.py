@@ -276,7 +276,7 @@ def blocked_places(store: CheckpointStore) -> dict[str, str]:
 
 
 def waiting_places(config: Config, store: CheckpointStore) -> dict[str, Backlog]:
-    """Return what waits for tables, by place: the rows of upserts in their outboxes, and why those of others wait.
+    """Return the backlogs of tables, by place: the rows of upserts in their outboxes, and why those of others wait.
 
     Rows in a quarantine are not counted: they are 0.
     """

@@ -136,7 +136,7 @@ class _FixedTables:
 
 
 def compare(before: ReprocessContext, now: ReprocessContext, choice: RecordChoice, samples: int) -> Comparison:
-    """Return what differs, with some rows of each table and sink. Records and tables are those of `now`."""
+    """Return the differences, with some rows of each table and sink. Records and tables are those of `now`."""
     before = replace(before, lake=now.lake)
     with staging_lake_of(now) as staging_lake, chosen_records(now, choice) as (place, records):
         tables = _FixedTables(tables_of(now.config, now.spark, now.lake))
@@ -225,7 +225,7 @@ class _Compared:
         }
 
     def fates(self) -> tuple[dict[tuple[Any, ...], str], dict[tuple[Any, ...], str]]:
-        """Return what became of each record of which something remains, and the reasons of dead letters."""
+        """Return the fate of each record of which something remains, and the reasons of dead letters."""
         ends: dict[tuple[Any, ...], set[str]] = defaultdict(set)
         for key in self.hashes:
             ends[key.place].add("waits" if key.table.startswith(QUARANTINE) else "landed")

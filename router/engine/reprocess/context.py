@@ -50,7 +50,7 @@ class ReprocessContext:
 
     @property
     def memory(self) -> LearntSchemas:
-        """Return what decoder and planner have learnt."""
+        """Return the schemas that decoder and planner have learnt."""
         return LearntSchemas(CheckpointStore(self.checkpoint))
 
     def with_executors(self, registry: Registry, command: str) -> ReprocessContext:

@@ -233,7 +233,7 @@ def preview(context: ReprocessContext, choice: RecordChoice, samples: int) -> Pr
 
 
 def preview_of(trial: Trial, records: RawRecords, samples: int, place: str) -> Preview:
-    """Return what a trial of records shows."""
+    """Return the preview of records by their trial."""
     partitions = trial.decision.partitions
     return Preview(
         place=place,

@@ -74,7 +74,7 @@ class RebuildDestination(Destination):
     records: int
 
     def faults_of_counts(self, layout: Layout, landed: Landed, counted: tuple[Partition, ...]) -> list[str]:
-        """Return what does not balance: records that were not read, rows that are in no file."""
+        """Return the faults of the counts: records that were not read, rows that are in no file."""
         in_files = sum(file.rows for file in landed.files)
         rows = sum(sum_by_key(counted, "landed").values())
         read = sum_counts(counted, "read")

@@ -675,7 +675,7 @@ def _stage_task(
 
 
 def _cast_rows(rows: pa.RecordBatch, target_types: TargetTypes, schema: pa.Schema) -> pa.Table:
-    """Return what of rows goes into their table, in its types."""
+    """Return the columns of rows that go into their table, in its types."""
     columns = {}
     for name, kind in target_types.items():
         if kind is not None:

@@ -203,7 +203,7 @@ class ReplayDestination(Destination):
         return folder_of(self.config, self.run)
 
     def ledger_rows(self, manifest: Manifest, applied: dict[str, Applied]) -> list[dict[str, Any]]:
-        """Return what the replay has changed: more rows are there, and as many fewer are dead letters."""
+        """Return the ledger rows of the replay: more rows are there, and as many fewer are dead letters."""
         rows = ledger.rows_of_batch(
             self.config.name, self.run, manifest.batch, manifest.targets, manifest.partitions, applied
         )
@@ -292,7 +292,7 @@ class DeadLetterReplay(Reprocessing):
         return NamedRun.resume(self.context.checkpoint, _NOTE, DeadLetterChoice)
 
     def show(self, run: NamedRun[DeadLetterChoice]) -> list[DeadLetterOutcome]:
-        """Return what would become of the dead letters of each scope. Stages files, and deletes them."""
+        """Return the outcome that the dead letters of each scope would have. Stages files, and deletes them."""
         outcomes = []
         for scope in run.choice.scopes:
             outcome = self._count(run, scope)
@@ -303,7 +303,7 @@ class DeadLetterReplay(Reprocessing):
         return outcomes
 
     def _try_out(self, run: NamedRun[DeadLetterChoice], counted: DeadLetterOutcome) -> DeadLetterOutcome:
-        """Return what would become of a scope: its records are landed and decided, and then deleted."""
+        """Return the outcome that a scope would have: its records are landed and decided, and then deleted."""
         scope = counted.scope
         config = _config_of(scope, self.config)
         destination = ReplayDestination(config, run.name, self.lake, scope)
@@ -383,7 +383,7 @@ class DeadLetterReplay(Reprocessing):
         commits: Iterable[TableCommit],
         partitions: tuple[Partition, ...],
     ) -> DeadLetterOutcome:
-        """Return what becomes of the counted dead letters of a scope by some commits."""
+        """Return the outcome of some commits for the counted dead letters of a scope."""
         places: dict[str, int] = {}
         other = 0
         for commit in commits:

@@ -57,7 +57,7 @@ class TrialMerge:
 
 
 def merge_trial(trial: Trial) -> dict[tuple[str, str], TrialMerge]:
-    """Return what the merges of a trial do, by target and table."""
+    """Return the outcomes of a trial's merges, by target and table."""
     config, spark, lake = trial.context.config, trial.context.spark, trial.staging_lake
     sinks = {f"{route}/{name}": sink for route, name, sink in config.all_sinks()}
     targets = {target.key: target for target in trial.decision.plan.layout.targets if target.outbox}

@@ -78,7 +78,7 @@ class FoundRecords:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> FoundRecords:
-        """Return what `as_json` has made."""
+        """Return the found records from the content that `as_json` has made."""
         spans = tuple(Span(*span) for span in content["by_consumer"])
         return cls(
             spans, {RecordPlace(topic, number, offset): why for topic, number, offset, why in content["reasons"]}

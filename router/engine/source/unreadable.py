@@ -101,7 +101,7 @@ class UnreadableRecords:
     tell: Callable[[int, int], object] = lambda done, of: None
 
     def find(self) -> FoundRecords:
-        """Return what cannot be read; nothing is found if the records are not to blame."""
+        """Return the unreadable records and the spans that Spark must skip; none if the records are not to blame."""
         pieces = [*_split_spans(self.spans)]
         failing: Counter[tuple[str, int]] = Counter()
 

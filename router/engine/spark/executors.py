@@ -72,7 +72,7 @@ class ExecutorCheck:
     mark: str = ""
 
     def find_faults(self) -> list[str]:
-        """Return what is missing here, as sentences. Raises OSError if the storage fails. Runs on an executor."""
+        """Return the faults of the executor, as sentences. Raises OSError if the storage fails. Runs on an executor."""
         return [*self._import_faults(), *self._version_faults(), *self._lake_faults()]
 
     @property
@@ -118,7 +118,7 @@ passed: set[str] = set()
 
 
 def check_executor(check: ExecutorCheck) -> list[str]:
-    """Return what is missing on this executor; a process that lacks nothing is checked once."""
+    """Return the faults of this executor, with its host; a process that has none is checked once."""
     if check.token in passed:
         return []
     faults = check.find_faults()

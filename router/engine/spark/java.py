@@ -173,7 +173,7 @@ def _is_version(text: str) -> bool:
 
 
 def _run_program(program: str, *arguments: str) -> str:
-    """Return what a program prints, or why it does not start."""
+    """Return the output of a program, or the reason why it does not start."""
     try:
         ended = subprocess.run(
             [program, *arguments], capture_output=True, text=True, timeout=_JAVA_TIMEOUT_SECONDS, check=False

@@ -229,7 +229,7 @@ def pool_settings(config: Config) -> dict[str, str]:
 
 
 def connect_by(settings: Mapping[str, str], master: str | None) -> str | None:
-    """Return what selects Spark Connect, in which no code of the router can run; None for a Spark of its own."""
+    """Return the setting that selects Spark Connect, in which no code of the router can run; None if none does."""
     addresses = {"--master": master or ""}
     for name in ("spark.master", "spark.remote"):
         addresses[name] = settings.get(name, "")
@@ -271,7 +271,7 @@ def _is_submitted() -> bool:
 def session_builder(
     settings: Mapping[str, str], master: str | None, connectors: Collection[str] = tuple(CONNECTORS)
 ) -> SparkSession.Builder:
-    """Return what a session is built from, and its JVM started with; `master` is None if spark-submit has chosen one.
+    """Return the builder of a session and its JVM; `master` is None if spark-submit has chosen one.
 
     `settings` are those of the configuration. Raises MachineError if jars cannot be fetched.
     """

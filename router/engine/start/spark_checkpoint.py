@@ -121,7 +121,7 @@ class SparkNotes:
         return StartError(f"{self.note_address(path)} is damaged: {self.find_damage(path)}. {why}. {todo}")
 
     def find_damage(self, path: str) -> str:
-        """Return what is wrong with a note; an empty text if it is whole or missing. Delete a damaged checksum."""
+        """Return the damage of a note; an empty text if it is whole or missing. Delete a damaged checksum."""
         content = self.checkpoint.read(f"{self.folder}/{path}")
         if content is None:
             return ""
@@ -341,7 +341,7 @@ class CheckpointMending:
             store.delete(path)
 
     def _other_way(self, configurations: dict[str, str]) -> str:
-        """Return what to do about a damaged manifest whose batch is in tables, by the configuration of each."""
+        """Return the advice on a damaged manifest whose batch is in tables, by the configuration of each."""
         tables = ", ".join(sorted(configurations))
         if any(table.startswith(QUARANTINE) for table in configurations):
             return f"without one it is unknown which of its rows are in {tables}"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def spark_needs(config: Config) -> list[str]:
-    """Return what Spark itself has to reach the lake for, in words; nothing if the router's own tasks do it all.
+    """Return the parts for which Spark itself must reach the lake, in words; none if the router's own tasks do it all.
 
     What only comes up while a stream runs is not among them: a table that delta-rs cannot write, and rows that leave
     the quarantine. Their commits fail with a sentence then.

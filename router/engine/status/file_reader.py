@@ -150,7 +150,7 @@ class StatusFileReader(BackgroundThread):
 
 
 def quarantine_status(found: Quarantined) -> QuarantineStatus:
-    """Return what is shown of quarantined rows."""
+    """Return the status of quarantined rows."""
     place = found.place
     oldest = None if found.since is None else found.since.timestamp()
     waits_for = WAITS_FOR[found.kind]

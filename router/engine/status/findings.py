@@ -67,7 +67,7 @@ class StreamFinding:
 
 
 def find_troubles(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float) -> tuple[StreamFinding, ...]:
-    """Return what is wrong, the worst first; `file` is the configuration, `stuck_after` is in seconds."""
+    """Return the findings of a stream, the worst first; `file` is the configuration, `stuck_after` is in seconds."""
     file = shlex.quote(file)
     found: list[StreamFinding] = []
     if snapshot.state == "failed":

@@ -73,7 +73,7 @@ class LakeBoard(BackgroundThread):
         return super().__enter__()
 
     def snapshot(self) -> StreamSnapshot:
-        """Return what was read last."""
+        """Return the snapshot that was read last."""
         return self._snapshot
 
     def _run(self) -> None:

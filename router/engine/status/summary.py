@@ -54,7 +54,7 @@ def stream_summary(config: Config, file: str) -> StreamSummary:
 
 
 def summary_of_stream(config: Config) -> StreamSummary | None:
-    """Return what a stream answers; None if it does not answer, or has ended."""
+    """Return the summary of a stream by its own answer; None if it does not answer, or has ended."""
     status = ask_stream(config)
     # A stream that has ended answers for as long as its process lives.
     if status is None or status["state"] == "ended":
@@ -72,7 +72,7 @@ def summary_of_stream(config: Config) -> StreamSummary | None:
 
 
 def summary_of_lake(config: Config, file: str) -> StreamSummary:
-    """Return what lake, checkpoint and topic say of a stream."""
+    """Return the summary of a stream by its lake, checkpoint and topic."""
     board = LakeBoard(config, brief=True)
     board.read_lake()
     stuck_after = parse_interval((config.ui or Ui()).stuck_after).total_seconds()
@@ -128,7 +128,7 @@ def _reachable_address(host: str, port: int, machine: str = "") -> str:
 
 
 def ask_stream(config: Config) -> dict[str, Any] | None:
-    """Return what the stream of a configuration answers at `/api/status`, and the `address` that it was asked at.
+    """Return the status that a configuration's stream answers at `/api/status`, and the `address` that it was asked at.
 
     It is asked at the address of `ui`, then at the one that its run has noted. None if none of this name answers.
     """
@@ -163,7 +163,7 @@ def as_authority(host: str, port: int) -> str:
 
 
 def _summarize_status(status: Mapping[str, Any]) -> StreamSummary:
-    """Return what a summary takes from a status in the form of `/api/status`, whoever has reported it."""
+    """Return the fields of a summary that a status in the form of `/api/status` has, whoever has reported it."""
     last = status["batches"][0] if status["batches"] else {}
     freshness = status["freshness"] or {}
     sinks = {f"{sink['route']}/{sink['sink']}": sink for sink in status["sinks"]}

@@ -160,7 +160,7 @@ _OVER: dict[Reported, str] = {
 def message_of(
     snapshot: StreamSnapshot, kind: Reported, event: Event, troubles: Mapping[str, str], file: str
 ) -> dict[str, Any]:
-    """Return what is sent: fields for programs, and `text` for a chat that shows that.
+    """Return the message to send: fields for programs, and `text` for a chat that shows that.
 
     `text` has the findings about the troubles, with their commands; of those that are over it has the names, and why
     the first of them was there.

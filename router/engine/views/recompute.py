@@ -140,7 +140,7 @@ def _without_dropped(rows: DataFrame, view: View) -> DataFrame:
 
 
 def _compute_totals(rows: DataFrame, view: View) -> dict[str, Totals]:
-    """Return what the rows of each table add up to, without rows that have no table name."""
+    """Return the totals of the rows of each table, without rows that have no table name."""
     exact = [column.name for column in rows.schema if _is_exact(column.dataType)]
     floats = [column.name for column in rows.schema if isinstance(column.dataType, (T.FloatType, T.DoubleType))]
     hashes = row_hash(rows.select(*map(quote_identifier, exact)))

@@ -109,7 +109,7 @@ class Refresher:
     warned: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def read_note(self, view: View) -> Note:
-        """Return what is noted of a view."""
+        """Return the note of a view."""
         return Note.from_json(self.store.load(view_note_path(view.name)))
 
     def refresh_view(self, view: View, *, full: bool = False) -> RefreshedView:
@@ -570,7 +570,7 @@ def _with_left(view: View, note: Note, view_sources: ViewSources) -> Note:
 
 
 def _sources_text(versions: Mapping[str, tuple[int, str]]) -> str:
-    """Return what a commit contains about the versions that its table was made of."""
+    """Return the versions that a table was made of, as text for its commit."""
     if len(versions) > VERSIONS_SHOWN:
         return f"{len(versions)} tables"
     return json.dumps({name: version for name, (version, _) in versions.items()})

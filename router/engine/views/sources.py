@@ -172,7 +172,7 @@ class Changes:
 
 
 def changes_since(lake: Lake, table: Snapshot, version: int) -> Changes | None:
-    """Return what has changed since a version; None if commits or files are gone, or if the table is not plain."""
+    """Return the changes of a table since a version; None if commits or files are gone, or the table is not plain."""
     if not table.is_plain or version > table.version:
         return None
     added: dict[str, File] = {}
