@@ -10,8 +10,7 @@ import click
 from router.cli.documents import show_json
 from router.cli.listing import show_sentences
 from router.cli.values import parse_number, read_interval_option
-from router.engine.preflight.sizing import Load, count_tables
-from router.engine.preflight.sizing import size_job as compute_size
+from router.engine.preflight.sizing import Load, count_tables, size_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -93,7 +92,7 @@ def show_estimate(config: Config, rate: float, tables: int | None, asked: Mappin
         table_rows=asked["table_rows"] or 0,
         spark_rule=asked["spark_rule"],
     )
-    needed = compute_size(config, wanted)
+    needed = size_job(config, wanted)
     if as_json:
         show_json(asdict(needed))
     else:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import DeltaTable, Field, Schema, Transaction
+from deltalake import DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
@@ -153,11 +153,6 @@ def has_transaction(table: DeltaTable, once: Transaction) -> bool:
     """Return whether a table has a transaction id with this number or a larger one."""
     version = table.transaction_version(once.app_id)
     return version is not None and version >= once.version
-
-
-def schema_fields(schema: str) -> list[Field]:
-    """Return the columns of a Delta schema JSON."""
-    return list(Schema.from_json(schema).fields)
 
 
 def row_count(table: DeltaTable) -> int:

@@ -379,9 +379,9 @@ def _views(trial: Trial, records: RawRecords, samples: int) -> Iterator[TablePre
     if not context.config.views:
         return
     lake = Lake.at(f"{trial.staging_lake.root}/alone", trial.staging_lake.options)
-    places = {"lake": lake.root, "checkpoint": f"{lake.root}/checkpoint", "storage_options": lake.options}
-    config = context.config.model_copy(update={**places, "debug": True})  # which sends nothing
-    store = CheckpointStore(Lake.at(config.checkpoint_path(), lake.options), "preview")
+    # Lookups read the real lake. `debug` sends nothing.
+    config = context.config.model_copy(update={"debug": True})
+    store = CheckpointStore(Lake.at(f"{lake.root}/checkpoint", lake.options), "preview")
     Batches(config, "", context.spark, lake, store, PreviewDestination(config, "preview")).process(records, 0)
     refreshes = create_refresher(config, context.spark, lake, store)
     for view in in_order(config.views):

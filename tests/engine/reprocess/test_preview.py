@@ -413,6 +413,37 @@ def test_records_are_chosen_in_a_topic_without_a_trace_there(game: Game, broker:
     assert not (game.folder / "lake").exists()
 
 
+LOOKED_UP = """\
+name: games
+lake: {folder}/lake
+source: {{files: {{path: {folder}/in}}}}
+decode: {{json: "n int, name string"}}
+routes:
+  - name: all
+    match: {{sql: "event.n IS NOT NULL"}}
+    lookup: [{{name: billing, table: ref.billing, on: {{who: event.name}}}}]
+    select: ["event.n", "billing.plan"]
+    sinks: [{{delta: silver.played}}]
+views:
+  - {{name: plans, from: silver.played, into: gold.plans, sql: "SELECT plan, count(*) AS n FROM source GROUP BY plan"}}
+trigger: {{once: true}}
+dead_letters: ops.dead
+"""
+
+
+def test_views_of_the_records_alone_look_up_in_the_real_lake(game: Game) -> None:
+    """Without it a preview of a configuration with a view and a lookup waits for a table that its own lake lacks."""
+    (game.folder / "games.yaml").write_text(LOOKED_UP.format(folder=game.folder))
+    write_deltalake(f"{game.folder}/lake/ref/billing", pa.table({"who": ["ann"], "plan": ["gold"]}))
+    game.gets({"n": 1, "name": "ann"}, {"n": 2, "name": "ann"}, {"n": 3, "name": "bob"})
+    traces = traces_of(game.folder)
+
+    (view,) = game.document("--samples", "9")["views"]
+
+    assert sorted((row["plan"] or "", row["n"]) for row in view["samples"]) == [("", 1), ("gold", 2)]
+    assert traces_of(game.folder) == traces
+
+
 SENDING = """\
 name: games
 lake: {folder}/lake
