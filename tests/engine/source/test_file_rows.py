@@ -978,6 +978,20 @@ def test_rows_of_avro(drain: Drain, tmp_path: Path) -> None:
     assert rows(tmp_path) == [{"id": 1, "plan": "gold"}, {"id": 1}]
 
 
+@pytest.mark.parametrize("space", ["my-shop.events", "shop.Outer$", "2026.a b", "", None], ids=repr)
+def test_avro_files_may_have_any_namespace(spark: SparkSession, tmp_path: Path, space: str | None) -> None:
+    """Writers put the name of a topic or a class there, which Avro refuses as a name: a file is not lost for it."""
+    (tmp_path / "in").mkdir()
+    suit = {"type": "enum", "name": "Suit", "symbols": ["HEARTS"]}
+    hand = {"type": "record", "name": "Hand", "namespace": space, "fields": [{"name": "suit", "type": "Suit"}]}
+    fields = [{"name": "suit", "type": suit}, {"name": "hands", "type": {"type": "array", "items": hand}}]
+    with (tmp_path / "in/a.avro").open("wb") as file:
+        row = {"suit": "HEARTS", "hands": [{"suit": "HEARTS"}]}
+        fastavro.writer(file, {"type": "record", "name": "Bet", "namespace": space, "fields": fields}, [row])
+
+    assert records(spark, FilesSource(path=str(tmp_path / "in"), format="avro")) == [row]
+
+
 @pytest.mark.parametrize("after", [pytest.param("delete", marks=pytest.mark.slow), "archive"])
 def test_files_that_were_read_are_deleted_or_archived(drain: Drain, tmp_path: Path, after: str) -> None:
     """Without it a landing folder grows for ever."""
