@@ -22,7 +22,8 @@ from typing_extensions import override
 
 from router import ArrowDecoder, ArrowDecoding, Preparation, StartError
 from router_decoders.registry_decoder import RegistryDecoder
-from router_schemas.json_schema.spark_types import check_types, json_schema_of, struct_of
+from router_schemas.json_schema.documents import struct_of_file
+from router_schemas.json_schema.spark_types import check_types, json_schema_of
 from router_schemas.model import schema_file, table_type
 
 if TYPE_CHECKING:
@@ -219,21 +220,21 @@ def struct_of_ddl(ddl: str) -> T.StructType:
     return struct
 
 
-def read_schema(file: Path) -> T.StructType:
-    """Return the struct that a file describes: Spark DDL in a `.ddl`, else JSON Schema; raise StartError."""
+def read_schema(file: Path, text: str | None = None) -> T.StructType:
+    """Return the struct that a file describes: Spark DDL in a `.ddl`, else JSON Schema; raise StartError.
+
+    With a `text` it is the struct that the file would describe with this text.
+    """
     with schema_file(file):
-        return _parse_schema(file, file.read_text(encoding="utf-8"))
-
-
-def _parse_schema(file: Path, text: str) -> T.StructType:
-    """Return the schema in the text of a file."""
-    return struct_of_ddl(text) if file.suffix == ".ddl" else struct_of(json.loads(text))
+        if text is None:
+            text = file.read_text(encoding="utf-8")
+        return struct_of_ddl(text) if file.suffix == ".ddl" else struct_of_file(file, text)
 
 
 def read_or_infer(options: Infer, preparation: Preparation) -> T.StructType:
     """Return the schema in the file; infer it from a sample of the source first if the file is missing or refreshed.
 
-    The written schema is read back, so that the first run has the types of every later one. A debug run has a file of
+    What is written is parsed, so that the first run has the types of every later one. A debug run has a file of
     its own, NAME_debug, and uses that of real runs until it has written it. A trial writes none.
     """
     real_file = preparation.folder / options.file
@@ -251,16 +252,13 @@ def read_or_infer(options: Infer, preparation: Preparation) -> T.StructType:
     struct = infer_schema(preparation.sample(options.rows))
     if former:
         struct = merge_schemas(former, struct)
-    if file.suffix == ".ddl":
-        text = struct.toDDL()
-    else:
-        schema = json_schema_of(struct)
-        text = json.dumps(schema, indent=2)
-    if preparation.trial:
-        return _parse_schema(file, text)
-    _replace_file(file, f"{text}\n")
-    struct = read_schema(file)
-    _log_changes(file, former, struct)
+    text = struct.toDDL()
+    if file.suffix != ".ddl":
+        text = json.dumps(json_schema_of(struct), indent=2)
+    struct = read_schema(file, text)
+    if not preparation.trial:
+        _replace_file(file, f"{text}\n")
+        _log_changes(file, former, struct)
     return struct
 
 

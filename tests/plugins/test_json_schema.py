@@ -18,8 +18,8 @@ from router.testing import check_decoder
 from router_decoders import Auto, JsonSchema
 from router_decoders.json_arrow import FramedObjects, JsonEvents, framed_events
 from router_decoders.json_types import shape_of
+from router_schemas.json_schema.documents import struct_of_text
 from router_schemas.json_schema.library import Objects
-from router_schemas.json_schema.registered import struct_of_text
 from router_schemas.model import KEY_HEADER, VALUE_HEADER, SchemaInfo
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryOptions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +14,7 @@ from router import Preparation, StartError
 from router.engine.checkpoint_store import LearntSchemas
 from router_decoders import Json
 from router_decoders.json import leaf_types, schema_differences
-from router_schemas.json_schema.spark_types import struct_of
+from router_schemas.json_schema.spark_types import TypeMapping
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,6 +136,79 @@ def test_a_schema_file_is_read_from_the_configuration_s_folder(tmp_path: Path, p
     assert decode(decoder, [b'{"game":"uno"}']) == [({"game": "uno", "day": None, "_rescued": None}, None)]
 
 
+BET: dict[str, Any] = {
+    "properties": {
+        "player": {"$ref": "types/player.json"},
+        "stake": {"$ref": "../money.json#amount"},
+        "game": {"$ref": "#game"},
+        "rank": {"$ref": "level.json"},
+        "kind": {"$ref": "https://example.com/schemas/kind.json"},
+    },
+    "$defs": {"game": {"$anchor": "game", "type": "string"}, "kind": {"$id": "kind.json", "type": "boolean"}},
+}
+PLAYER = {"properties": {"level": {"$ref": "level.json#/$defs/a%20level"}, "game": {"$ref": "../bet.json#game"}}}
+
+
+@pytest.mark.parametrize("name", ["bet.json", "b.json"])
+def test_a_schema_file_may_refer_to_other_files(tmp_path: Path, place: Any, spark: Any, name: str) -> None:
+    """People divide schemas into files, and validators read them so."""
+    files: dict[str, Any] = {
+        "schemas/bet.json": {"$id": f"https://example.com/schemas/{name}", **BET},
+        "schemas/types/player.json": PLAYER,
+        # The other one of this name is a different schema.
+        "schemas/level.json": {"type": "string"},
+        "schemas/types/level.json": {"$defs": {"a level": {"type": "integer"}}},
+        "money.json": {"$defs": {"amount": {"$anchor": "amount", "type": "number"}}},
+    }
+    (tmp_path / "schemas/types").mkdir(parents=True)
+    for path, schema in files.items():
+        (tmp_path / path).write_text(json.dumps(schema))
+
+    decoder = Json(schema_file="schemas/bet.json").prepare(place())
+
+    assert decoder == Json(
+        schema="player STRUCT<level: BIGINT, game: STRING>,stake DOUBLE,game STRING,rank STRING,kind BOOLEAN"
+    )
+
+
+def test_files_without_addresses_refer_to_each_other(tmp_path: Path, place: Any, spark: Any) -> None:
+    """Without an `$id` the path of a file is its address."""
+    bet = {"properties": {"player": {"$ref": "player.json"}, "game": {"type": "string"}}}
+    player = {"properties": {"favourite": {"$ref": "./bet.json#/properties/game"}}}
+    (tmp_path / "bet.json").write_text(json.dumps(bet))
+    (tmp_path / "player.json").write_text(json.dumps(player))
+
+    decoder = Json(schema_file="bet.json").prepare(place())
+
+    assert decoder == Json(schema="player STRUCT<favourite: STRING>,game STRING")
+
+
+@pytest.mark.parametrize(
+    ("reference", "word"),
+    [
+        ("missing.json", "'missing.json' leads to nothing"),
+        ("https://example.com/player.json", "'https://example.com/player.json' leads to nothing"),
+        ("odd.json", "odd.json#/properties/a: "),
+        ("text.json", "text.json: it is not JSON"),
+        ("/{folder}/odd.json", "leads to nothing"),
+        ("deep/../../odd.json", "leads to nothing"),
+    ],
+)
+def test_a_file_that_a_schema_file_cannot_refer_to_is_named(
+    tmp_path: Path, place: Any, reference: str, word: str
+) -> None:
+    """Nothing is fetched, and the fault of a file is shown in that file."""
+    (tmp_path / "odd.json").write_text('{"properties": {"a": {}}}')
+    (tmp_path / "text.json").write_text("level: integer")
+    schema = {"properties": {"it": {"$ref": reference.format(folder=tmp_path)}}}
+    (tmp_path / "bet.json").write_text(json.dumps(schema))
+
+    with pytest.raises(StartError, match=re.escape(word)) as caught:
+        Json(schema_file="bet.json").prepare(place())
+
+    assert str(tmp_path / "bet.json") in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("file", "text", "word"),
     [
@@ -160,12 +234,12 @@ def test_a_schema_file_that_cannot_be_used_is_named(
 def test_differences_name_the_whole_path() -> None:
     """A change deep inside of a record must be seen as such."""
     inner = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}
-    before = struct_of({"type": "object", "properties": {"list": {"type": "array", "items": inner}}})
+    before = TypeMapping({"type": "object", "properties": {"list": {"type": "array", "items": inner}}}).root_struct()
     inner["properties"] = {
         "a": {"type": "number"},
         "c": {"type": "object", "additionalProperties": {"type": "boolean"}},
     }
-    after = struct_of({"type": "object", "properties": {"list": {"type": "array", "items": inner}}})
+    after = TypeMapping({"type": "object", "properties": {"list": {"type": "array", "items": inner}}}).root_struct()
 
     assert schema_differences(before, after) == [
         "added list[].c{}: boolean",

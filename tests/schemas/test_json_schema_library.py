@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
+from router_schemas.json_schema.documents import MAX_DOCUMENT_DEPTH, struct_of_text
 from router_schemas.json_schema.merge import MergedObject, ObjectVersion, merge_objects
-from router_schemas.json_schema.registered import MAX_DOCUMENT_DEPTH, struct_of_registered, struct_of_text
-from router_schemas.json_schema.spark_types import json_schema_of, struct_of
-from router_schemas.model import RegisteredSchema, ResolvedSchema, table_type
+from router_schemas.json_schema.spark_types import TypeMapping, json_schema_of
+from router_schemas.model import table_type
 from tests.light import drawn
 
 Json = Any
@@ -32,6 +32,11 @@ def kind(name: str, **more: Json) -> Json:
 def found(schema: Json, **imports: Json) -> str:
     """Return the Spark type of a schema; `imports` are registered under their names."""
     return struct_of_text(json.dumps(schema), {n: json.dumps(text) for n, text in imports.items()}).simpleString()
+
+
+def struct_of(document: Any) -> T.StructType:
+    """Return the struct of a schema file's document."""
+    return TypeMapping(document).root_struct()
 
 
 def merged(*schemas: Json) -> MergedObject:
@@ -324,15 +329,6 @@ def test_ten_megabytes_are_read() -> None:
     assert len(struct_of_text(text).fields) == 75_000
 
 
-def test_a_registered_schema_is_read_with_its_imports() -> None:
-    """This is how the registry's client hands them over."""
-    registered = RegisteredSchema(7, "JSON", json.dumps(event(who={"$ref": "p"})))
-
-    struct = struct_of_registered(ResolvedSchema(registered, {"p": json.dumps(PLAYER)}))
-
-    assert struct.simpleString() == "struct<who:struct<id:string,level:bigint>>"
-
-
 def test_properties_are_united_in_the_order_they_came() -> None:
     """A column that moves or goes away would break who reads the table."""
     first = event(b=kind("string"), a=event(x=kind("integer")))
@@ -341,7 +337,7 @@ def test_properties_are_united_in_the_order_they_came() -> None:
     both = merged(first, second)
 
     assert both.struct.simpleString() == "struct<b:string,a:struct<x:bigint,y:bigint>,c:boolean>"
-    assert (both.labels, both.conflicts) == (("v1", "v2"), ())
+    assert both.conflicts == ()
 
 
 @pytest.mark.parametrize(
@@ -402,13 +398,7 @@ def test_the_finding_names_the_version_that_shaped_the_field() -> None:
     both = merged(*schemas)
 
     assert [(conflict.old, conflict.new) for conflict in both.conflicts] == [("v2", "v3")]
-    assert both.labels == ("v1", "v2", "v4")
-
-
-def test_nothing_to_merge_is_refused() -> None:
-    """An empty struct would decode every record to nothing."""
-    with pytest.raises(ValueError, match="no schema"):
-        merge_objects([])
+    assert both.struct.simpleString() == "struct<a:double>"
 
 
 def test_a_table_gets_names_that_delta_takes_in_their_places() -> None:
@@ -464,11 +454,11 @@ def test_a_merged_struct_holds_every_version_in_it(found: list[T.StructType]) ->
 
     both = merge_objects(versions)
 
-    assert both.labels[0] == "v0"
-    assert {conflict.new for conflict in both.conflicts} == {version.label for version in versions} - {*both.labels}
+    refused = {conflict.new for conflict in both.conflicts}
+    assert "v0" not in refused
     for version in versions:
-        assert holds(both.struct, version.struct) == (version.label in both.labels)
-    kept = [version for version in versions if version.label in both.labels]
+        assert holds(both.struct, version.struct) == (version.label not in refused)
+    kept = [version for version in versions if version.label not in refused]
     assert merge_objects([*kept, *kept]).struct == both.struct
     names = [name.lower() for name in both.struct.fieldNames()]
     assert len(set(names)) == len(names)
@@ -520,7 +510,7 @@ def test_what_another_format_brought_is_not_changed(schema: Json, path: str, wha
     )
 
     (conflict,) = both.conflicts
-    assert (conflict.field, conflict.new, both.labels) == (path, "v1", ("v2",))
+    assert (conflict.field, conflict.new) == (path, "v1")
     assert conflict.old == "Avro v1"
     assert what in conflict.what
     assert both.struct.simpleString() == "struct<new:string>"

@@ -9,9 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from router_schemas.json_schema.spark_types import json_schema_of, struct_of
+from router_schemas.json_schema.spark_types import TypeMapping, json_schema_of
 
 PLAYER = {"type": "object", "properties": {"id": {"type": "string"}}}
+
+
+def struct_of(document: Any) -> T.StructType:
+    """Return the struct of a schema file's document."""
+    return TypeMapping(document).root_struct()
 
 
 def mapped(schema: Any, **document: Any) -> str:

@@ -1,13 +1,14 @@
-"""Read a registered JSON Schema, with what it refers to, as a Spark struct.
+"""Read a JSON Schema, registered or in a file, with what it refers to, as a Spark struct.
 
 Nothing is ever fetched. The references stand in one document with the schema, under `$references`, and every `$ref`
 becomes a JSON pointer there. A `$ref` is resolved as JSON Schema core, 8.2 requires: against the `$id` of its document,
 to a place or an anchor in it. A reference of the registry is known under the name it is registered with, under that
-name resolved against the schema's `$id`, and under its own `$id`.
+name resolved against the schema's `$id`, and under its own `$id`. So is a file, whose name is its path from the folder
+of the schema file.
 
-Every schema has columns, whatever it allows: a value that no column can hold is kept as its JSON text. A schema file
-that is written for the router may be refused, because its author can change it. A registered schema belongs to others,
-and a refusal would make dead letters of all its records. So these lines are added to the table of `spark_types`:
+A schema file that is written for the router may be refused, because its author can change it. A registered schema
+belongs to others, and a refusal would make dead letters of all its records. So each has columns, whatever it allows,
+and a value that no column can hold is kept as its JSON text. These lines are added to the table of `spark_types`:
 
 | JSON Schema | Spark | decided by |
 |---|---|---|
@@ -30,8 +31,9 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
+from posixpath import dirname, join, normpath
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urldefrag, urljoin
+from urllib.parse import unquote, urldefrag, urljoin
 
 from pyspark.sql import types as T
 
@@ -47,7 +49,7 @@ from router_schemas.json_schema.spark_types import (
 )
 
 if TYPE_CHECKING:
-    from router_schemas.model import ResolvedSchema
+    from pathlib import Path
 
 
 REFERENCES_KEYWORD = "$references"
@@ -59,35 +61,63 @@ TYPE_KEYWORDS = {"type", "properties", "additionalProperties", "items", "prefixI
 """Keywords that determine the type of a value."""
 
 
-def struct_of_registered(resolved: ResolvedSchema) -> T.StructType:
-    """Return the Spark struct of a registered schema; raise ValueError naming the JSON pointer of what has none."""
-    return struct_of_text(resolved.schema.text, resolved.imports)
-
-
-def title_of(resolved: ResolvedSchema) -> str | None:
+def title_of(text: str) -> str | None:
     """Return the title of a schema, which Confluent's clients take for the name of a record; None without one."""
-    match json.loads(resolved.schema.text):
+    match json.loads(text):
         case {"title": str(title)} if title:
             return title
     return None
 
 
 def struct_of_text(text: str, imports: Mapping[str, str] | None = None) -> T.StructType:
-    """Return the Spark struct of a schema; `imports` are the texts it may refer to, by the names it uses."""
-    names = list(imports or {})
+    """Return the Spark struct of a registered schema; raise ValueError naming the JSON pointer of what has none.
+
+    `imports` are the texts that it may refer to, by the names it uses.
+    """
+    return _map_schema(ColumnMapping, text, imports or {}, address="")
+
+
+def struct_of_file(file: Path, text: str) -> T.StructType:
+    """Return the Spark struct of a schema file with this text; raise ValueError naming the pointer of what has none.
+
+    It may refer to other files, by paths from its own folder.
+    """
+    return _map_schema(TypeMapping, text, _referenced_files(file, text), file.absolute().as_uri())
+
+
+def _referenced_files(file: Path, text: str) -> dict[str, str]:
+    """Return the texts of the files that a schema file refers to, directly or not, by their paths from its folder."""
+    texts = {file.name: text}
+    waiting = [file.name]
+    while waiting:
+        name = waiting.pop()
+        links = _Links({})
+        links.add_place(_load_json(name, texts[name]), "", "#", "#")
+        for node, _, _ in links.references:
+            # Never a path from the root: in an address that is the root of a server, not of this machine.
+            other = normpath(join(dirname(name), urldefrag(node["$ref"]).url))
+            path = file.parent / unquote(other)
+            if other not in texts and not other.startswith("/") and path.is_file():
+                texts[other] = path.read_text(encoding="utf-8")
+                waiting.append(other)
+    del texts[file.name]
+    return texts
+
+
+def _map_schema(mapping: type[TypeMapping], text: str, imports: Mapping[str, str], address: str) -> T.StructType:
+    """Return the struct of a schema that was read at an address, with its imports by name."""
+    names = list(imports)
     try:
-        document = _build_document(text, imports or {})
+        document = _build_document(text, imports, address)
         _Size(document).check_limits()
-        struct = ColumnMapping(document).root_struct()
-        check_types(struct)
-        return struct
+        return mapping(document).root_struct()
     except RecursionError:
-        raise ValueError("#: the schema is nested too deep; register a flatter one") from None
+        raise ValueError("#: the schema is nested too deep; write a flatter one") from None
     except ValueError as error:
         raise ValueError(_with_names(str(error), names)) from None
 
 
-def _build_document(text: str, imports: Mapping[str, str]) -> object:
+def _build_document(text: str, imports: Mapping[str, str], address: str) -> object:
     """Return one document that refers to itself only."""
     document = _load_json("#", text)
     if not isinstance(document, dict):
@@ -96,16 +126,17 @@ def _build_document(text: str, imports: Mapping[str, str]) -> object:
         raise ValueError(f"#/{REFERENCES_KEYWORD}: this keyword is needed for the schema's references; rename it")
 
     # All addresses first: any document may refer to any other.
-    base = _address_of(document, "")
-    links = _Links({base: "#"})
+    base = _address_of(document, address)
+    # Other files know a file by its name, whatever its `$id`.
+    links = _Links({base: "#", urljoin(base, address.rpartition("/")[2]): "#"})
     links.add_place(document, base, "#", "#")
     for place, (name, body) in enumerate(imports.items()):
         pointer = f"#/{REFERENCES_KEYWORD}/{place}"
         other = _load_json(pointer, body)
         document.setdefault(REFERENCES_KEYWORD, []).append(other)
         own_address = _address_of(other, urljoin(base, name))
-        for address in (name, urljoin(base, name), own_address):
-            links.pointers.setdefault(urldefrag(address).url, pointer)
+        for known_address in (name, urljoin(base, name), own_address):
+            links.pointers.setdefault(urldefrag(known_address).url, pointer)
         links.add_place(other, own_address, pointer, pointer)
     links.resolve_references(document)
     return document
@@ -165,7 +196,7 @@ class _Links:
             address, _, fragment = node["$ref"].partition("#")
             place: str | None = own
             if address:
-                place = self.pointers.get(address, self.pointers.get(urljoin(base, address)))
+                place = self.pointers.get(urljoin(base, address), self.pointers.get(address))
             if place is not None and fragment and not fragment.startswith("/"):
                 place = self.anchors.get((place, fragment))
                 fragment = ""
@@ -188,7 +219,7 @@ class _Size:
         """Raise ValueError for a document that is too large or too deep, its references followed."""
         if self.size_of_node(self.document, 0) > MAX_OBJECTS:
             raise ValueError(
-                f"#: with its references followed the schema has over {MAX_OBJECTS} parts; register smaller ones"
+                f"#: with its references followed the schema has over {MAX_OBJECTS} parts; write smaller ones"
             )
 
     def size_of_node(self, node: object, depth: int) -> int:
@@ -217,7 +248,7 @@ def _load_json(where: str, text: str) -> object:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{where}: it is not JSON ({error}); register a JSON Schema") from None
+        raise ValueError(f"{where}: it is not JSON ({error}); write a JSON Schema") from None
 
 
 def _with_names(message: str, names: list[str]) -> str:
@@ -237,6 +268,12 @@ class ColumnMapping(TypeMapping):
         self.depth = 0
         """Properties, elements and values around a place; an event has none."""
 
+    def root_struct(self) -> T.StructType:
+        """Return the struct of the whole document; raise ValueError for names that differ by case only."""
+        struct = super().root_struct()
+        check_types(struct)
+        return struct
+
     def type_below(self, node: object, pointer: str, trail: tuple[str, ...]) -> T.DataType:
         """Return the type of a property, of elements or of a map's values; a text if there is none."""
         self.depth += 1
@@ -251,7 +288,7 @@ class ColumnMapping(TypeMapping):
         """Return the type of one schema."""
         self.parts += 1
         if self.parts > MAX_OBJECTS:
-            raise ValueError(f"#: the schema describes over {MAX_OBJECTS} parts; register smaller ones")
+            raise ValueError(f"#: the schema describes over {MAX_OBJECTS} parts; write smaller ones")
         if not isinstance(node, Mapping) or "$ref" in node or not any(union in node for union in UNIONS):
             return super().type_at(node, pointer, trail)
 

@@ -1,6 +1,6 @@
 """Collect the JSON Schemas of a registry that records were written with, and read all records by one struct.
 
-For the driver. `registered` reads one schema as a struct, `merge` makes one struct of all versions.
+For the driver. `documents` reads one schema as a struct, `merge` makes one struct of all versions.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from pyspark.sql import types as T
-
+from router_schemas.json_schema.documents import struct_of_text, title_of
 from router_schemas.json_schema.merge import ObjectVersion, merge_objects
-from router_schemas.json_schema.registered import struct_of_registered, title_of
 from router_schemas.library import RegistryLibrary
 from router_schemas.model import VALUE_HEADER, SchemaInfo, SchemaOrigin, WriterSchema, log_refusals
 from router_schemas.wire_format import schema_bytes
 
 if TYPE_CHECKING:
+    from pyspark.sql import types as T
+
     from router_schemas.model import Kind, ResolvedSchema
 
 
@@ -62,7 +62,7 @@ class Documents(RegistryLibrary[ObjectUse, Objects]):
 
     def use_of_schema(self, writer: WriterSchema, resolved: ResolvedSchema, origin: SchemaOrigin) -> ObjectUse:
         """Return the use of a writer's schema."""
-        return ObjectUse(origin, struct_of_registered(resolved), title_of(resolved))
+        return ObjectUse(origin, struct_of_text(resolved.schema.text, resolved.imports), title_of(resolved.schema.text))
 
     def combine_uses(self) -> Objects:
         """Return the one struct that all objects are read by; versions that conflict with the oldest are refused."""
@@ -70,7 +70,7 @@ class Documents(RegistryLibrary[ObjectUse, Objects]):
         # A version may be used under its id and its GUID: merge it once.
         structs = {use.origin.label: use.struct for _, use in uses}
         versions = [ObjectVersion(label, struct) for label, struct in structs.items()]
-        merged = merge_objects(versions or [ObjectVersion("", T.StructType())], self.taken)
+        merged = merge_objects(versions, self.taken)
         refused = log_refusals(merged.conflicts)
 
         written: dict[bytes, SchemaInfo] = {}

@@ -40,27 +40,23 @@ class ObjectVersion:
 
 @dataclass(frozen=True)
 class MergedObject:
-    """The struct of the versions in `labels`; `conflicts` say why the other versions are not among them."""
+    """The struct of all versions but those that `conflicts` name."""
 
     struct: T.StructType
-    labels: tuple[str, ...]
     conflicts: tuple[SchemaConflict, ...] = ()
     origins: dict[str, str] = field(default_factory=dict)
 
 
 def merge_objects(versions: Sequence[ObjectVersion], taken: Taken | None = None) -> MergedObject:
-    """Merge the versions of one event, oldest first; raise ValueError if there is none.
+    """Merge the versions of one event, oldest first.
 
     A version that conflicts with those before it is left out, and all its conflicts are returned. Versions that are
     left out may be merged with each other. Fields that are `taken` by records of another format keep their types, and
     integers are read as the numbers that these fields have.
     """
-    if not versions:
-        raise ValueError("there is no schema to merge; give at least one version")
     taken = taken or {}
     struct = T.StructType([T.StructField(name, kind) for name, (kind, _) in taken.items()])
     origins = {name: label for name, (_, label) in taken.items()}
-    labels: list[str] = []
     conflicts: list[SchemaConflict] = []
     names: set[str] = set()
     for version in versions:
@@ -72,11 +68,10 @@ def merge_objects(versions: Sequence[ObjectVersion], taken: Taken | None = None)
             continue
         struct = merged
         origins = fold.origins
-        labels.append(version.label)
         names.update(version.struct.fieldNames())
     # Taken fields that no version has are read by the other format only.
     own_struct = T.StructType([column for column in struct if column.name in names])
-    return MergedObject(own_struct, tuple(labels), tuple(conflicts), origins)
+    return MergedObject(own_struct, tuple(conflicts), origins)
 
 
 class _Fold:

@@ -48,11 +48,6 @@ class Untyped(ValueError):  # noqa: N818 - it says what a schema is
     """A good schema, but one that allows values which no column type can hold."""
 
 
-def struct_of(document: object) -> T.StructType:
-    """Return the Spark struct of a JSON Schema; raise ValueError naming the JSON pointer of what has none."""
-    return TypeMapping(document).root_struct()
-
-
 class TypeMapping:
     """The mapping of one document's places to types; `trail` holds the references that led to a place."""
 
@@ -71,8 +66,8 @@ class TypeMapping:
         if not isinstance(node, Mapping):
             problem = f"a schema is an object here, not {str(node).lower()}; give a type"
             if isinstance(node, bool):  # a good schema: of any value, or of none
-                raise _untyped_at(pointer, problem)
-            raise _fault_at(pointer, problem)
+                raise Untyped(f"{pointer}: {problem}")
+            raise ValueError(f"{pointer}: {problem}")
         if "$ref" in node:
             return self.follow_reference(str(node["$ref"]), pointer, trail)
         for union in UNIONS:
@@ -95,22 +90,22 @@ class TypeMapping:
     def follow_reference(self, reference: str, pointer: str, trail: tuple[str, ...]) -> T.DataType:
         """Follow a reference inside the document."""
         if not reference.startswith("#/") and reference != "#":
-            raise _fault_at(pointer, f"{reference!r} cannot be followed; only #/... in this file can")
+            raise ValueError(f"{pointer}: {reference!r} leads to nothing in the schema, its references and other files")
         if reference in ("#", *trail):
-            raise _untyped_at(pointer, f"{reference!r} contains itself; a Spark type cannot")
+            raise Untyped(f"{pointer}: {reference!r} contains itself; a Spark type cannot")
         node = at_pointer(self.document, reference)
         if node is None:
-            raise _fault_at(pointer, f"there is no {reference!r}")
+            raise ValueError(f"{pointer}: there is no {reference!r}")
         return self.type_at(node, reference, (*trail, reference))
 
     def unite_types(self, union: str, members: object, pointer: str, trail: tuple[str, ...]) -> T.DataType:
         """Return the one type that the members share, apart from null."""
         if not isinstance(members, Sequence) or not members:
-            raise _fault_at(f"{pointer}/{union}", "a list of schemas is needed")
+            raise ValueError(f"{pointer}/{union}: a list of schemas is needed")
         kinds: list[T.DataType] = []
         for index, member in enumerate(members):
             if union == "allOf" and index:
-                raise _fault_at(f"{pointer}/{union}", "several schemas for one value cannot be merged; write one")
+                raise ValueError(f"{pointer}/{union}: several schemas for one value cannot be merged; write one")
             if is_null(member):
                 continue
             kind = self.type_at(member, f"{pointer}/{union}/{index}", trail)
@@ -118,7 +113,7 @@ class TypeMapping:
                 kinds.append(kind)
         if len(kinds) != 1:
             names = " or ".join(kind.simpleString() for kind in kinds)
-            raise _untyped_at(f"{pointer}/{union}", f"a column has one type, not {names or 'null only'}")
+            raise Untyped(f"{pointer}/{union}: a column has one type, not {names or 'null only'}")
         return kinds[0]
 
     def object_type(self, node: Mapping[str, Any], pointer: str, trail: tuple[str, ...]) -> T.DataType:
@@ -127,13 +122,13 @@ class TypeMapping:
             return self.struct_type(node["properties"], f"{pointer}/properties", trail)
         rest = node.get("additionalProperties")
         if not isinstance(rest, Mapping):
-            raise _untyped_at(pointer, "an object needs properties, or a schema as additionalProperties")
+            raise Untyped(f"{pointer}: an object needs properties, or a schema as additionalProperties")
         return T.MapType(T.StringType(), self.type_below(rest, f"{pointer}/additionalProperties", trail))
 
     def struct_type(self, properties: object, pointer: str, trail: tuple[str, ...]) -> T.StructType:
         """Return a struct with the properties in their order."""
         if not isinstance(properties, Mapping):
-            raise _fault_at(pointer, "properties are an object")
+            raise ValueError(f"{pointer}: properties are an object")
         fields = {name: self.type_below(node, f"{pointer}/{as_step(name)}", trail) for name, node in properties.items()}
         return T.StructType([T.StructField(name, kind) for name, kind in fields.items()])
 
@@ -141,7 +136,7 @@ class TypeMapping:
         """Return an array; a tuple has no one type of its elements."""
         items = node.get("items")
         if "prefixItems" in node or not isinstance(items, Mapping):
-            raise _untyped_at(pointer, "an array needs one schema as items")
+            raise Untyped(f"{pointer}: an array needs one schema as items")
         return T.ArrayType(self.type_below(items, f"{pointer}/items", trail))
 
 
@@ -151,15 +146,15 @@ def type_name(node: Mapping[str, Any], pointer: str) -> str:
     if isinstance(types, str):
         types = [types]
     if not isinstance(types, list):
-        raise _fault_at(pointer, f"`type` is a name or a list of names, not {types!r:.50}")
+        raise ValueError(f"{pointer}: `type` is a name or a list of names, not {types!r:.50}")
     names = {str(name) for name in types} - {"null"}
     if names == {"integer", "number"}:
         return "number"
     if len(names) != 1:
-        raise _untyped_at(pointer, f"a column has one type, not {' or '.join(sorted(names)) or 'none'}")
+        raise Untyped(f"{pointer}: a column has one type, not {' or '.join(sorted(names)) or 'none'}")
     name = names.pop()
     if name not in {*SCALAR_TYPES, "object", "array"}:
-        raise _fault_at(pointer, f"there is no type {name!r} in JSON Schema")
+        raise ValueError(f"{pointer}: there is no type {name!r} in JSON Schema")
     return name
 
 
@@ -220,14 +215,6 @@ def at_pointer(document: object, pointer: str) -> object:
 def as_step(name: str) -> str:
     """Return a name as a step of a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")
-
-
-def _fault_at(pointer: str, problem: str) -> ValueError:
-    return ValueError(f"{pointer}: {problem}")
-
-
-def _untyped_at(pointer: str, problem: str) -> ValueError:
-    return Untyped(f"{pointer}: {problem}")
 
 
 def check_types(kind: T.DataType, path: str = "") -> None:
