@@ -70,23 +70,19 @@ class RecordVersion:
 
 @dataclass(frozen=True)
 class MergedRecord:
-    """The reader's schema of the versions in `labels`; `conflicts` say why the other versions are not among them."""
+    """The reader's schema of all versions but those that `conflicts` name."""
 
     reader: AvroSchema
-    labels: tuple[str, ...]
     conflicts: tuple[SchemaConflict, ...] = ()
 
 
 def merge_records(writers: Sequence[RecordVersion]) -> MergedRecord:
-    """Merge the versions of one record, oldest first; raise ValueError if there is none.
+    """Merge the versions of one record, oldest first, of which there is at least one.
 
     A version that conflicts with those before it is left out, and all its conflicts are returned. Versions that are
     left out need another reader; they may be merged with each other.
     """
-    if not writers:
-        raise ValueError("there is no schema to merge; give at least one version")
     state = _State(None, {}, {}, {})
-    labels: list[str] = []
     conflicts: list[SchemaConflict] = []
     for writer in writers:
         fold = _Fold(state, writer)
@@ -95,8 +91,7 @@ def merge_records(writers: Sequence[RecordVersion]) -> MergedRecord:
             conflicts += fold.conflicts
         else:
             state = after
-            labels.append(writer.label)
-    return MergedRecord(state.to_schema(), tuple(labels), tuple(conflicts))
+    return MergedRecord(state.to_schema(), tuple(conflicts))
 
 
 @dataclass(frozen=True)

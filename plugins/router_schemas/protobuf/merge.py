@@ -51,13 +51,11 @@ class MessageVersion:
 class MergedMessage:
     """Versions that one message reads.
 
-    `message` is the full name in the first of them; `labels` those that were merged; `descriptors` a
-    FileDescriptorSet whose last file has the merged message first, for `decode.make_message_reader`; `refused` has the
-    conflicts of versions that do not fit.
+    `message` is the full name in the first of them; `descriptors` a FileDescriptorSet whose last file has the merged
+    message first, for `decode.make_message_reader`; `refused` has the conflicts of versions that do not fit.
     """
 
     message: str
-    labels: tuple[str, ...]
     descriptors: bytes
     refused: tuple[SchemaConflict, ...] = ()
 
@@ -73,7 +71,6 @@ def merge_messages(versions: Sequence[MessageVersion]) -> tuple[MergedMessage, .
     while waiting:
         first, *others = waiting
         merged = first.shape
-        labels = [first.label]
         conflicts = []
         waiting = []
         for version in others:
@@ -83,8 +80,7 @@ def merge_messages(versions: Sequence[MessageVersion]) -> tuple[MergedMessage, .
                 waiting.append(version)
             else:
                 merged = merge_step.result
-                labels.append(version.label)
-        classes.append(MergedMessage(merged.root, tuple(labels), descriptors_of(merged), tuple(conflicts)))
+        classes.append(MergedMessage(merged.root, descriptors_of(merged), tuple(conflicts)))
     return tuple(classes)
 
 
