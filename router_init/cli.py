@@ -154,7 +154,7 @@ def plan_of(name: str, source: dict[str, Any], found: list[Found], **more: Any) 
     """Return the plan that is made of some samples; `more` are fields of the plan."""
     tables = plan_tables(name, found)
     columns = observe(tables)
-    if columns.is_map:
+    if columns.map_names:
         columns = Observed()
         seen = "JSON objects whose names are data: no columns can be made of them"
         # Topics of other formats keep theirs.

@@ -185,8 +185,9 @@ def observe(tables: Sequence[Table]) -> Observed:
     everything = Observed()
     for observed in by_kind.values():
         everything.join(observed)
+    if any(observed.names_grow for observed in by_kind.values()):
+        everything.join_names()
     everything.mark_maps([*by_kind.values()])
-    everything.is_map = any(observed.names_grow for observed in by_kind.values())
     return everything
 
 
@@ -297,21 +298,21 @@ def _decoder(plan: Plan, found: Sequence[Found]) -> dict[str, Any]:
 
 def describe_columns(columns: Observed, above: str = "") -> Iterator[str]:
     """Yield a line for each column where a person may decide otherwise."""
-    for name, inner in columns.inside():
-        path = f"{above}[]" if name is None else f"{above}.{name}".lstrip(".")
-        if inner.conflict:
+    for name, inner in columns.inside.items():
+        path = f"{above}.{name}".lstrip(".")
+        if name is None:
+            path = f"{above}.*" if columns.map_names else f"{above}[]"
+        looks = [look for look, count in inner.looks.items() if count == inner.kinds["string"]]
+        if inner.kind == "mixed":
             counts = ", ".join(f"{kind} {count:,}" for kind, count in sorted(inner.kinds.items()) if kind != "null")
             yield f"{path}: text, since it has several types ({counts})"
-        if inner.largest > EXACT_IN_DOUBLES and not inner.conflict:
+        elif inner.largest > EXACT_IN_DOUBLES:
             yield f"{path}: whole numbers beyond 2^53, which readers that take numbers as doubles round"
-        looks = [look for look, count in inner.looks.items() if count == inner.kinds["string"]]
-        if looks and not inner.conflict:
+        elif looks:
             yield f"{path}: text, of which each looks like {looks[0]}"
-        if inner.is_map and inner.elements is not None:
-            yield f"{path}: a map, since its names go on growing: {len(inner.fields):,} in the sample"
-            yield from describe_columns(inner.elements, f"{path}.*")
-        else:
-            yield from describe_columns(inner, path)
+        elif inner.map_names:
+            yield f"{path}: a map, since its names go on growing: {inner.map_names:,} in the sample"
+        yield from describe_columns(inner, path)
 
 
 def _routes(plan: Plan, table: Table) -> Iterator[str]:

@@ -23,8 +23,9 @@ from router_schemas.registry_options import NotFound, RegistryRefuses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from pathlib import Path as FilePath
 
+    from router_init.kinds import Path
     from router_schemas.model import RegisteredSchema
     from router_schemas.registry_client import RegistryClient
 
@@ -39,6 +40,8 @@ MOST_LEVELS = 100
 """Of objects that columns are made of: what is deeper is taken for garbage."""
 PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """A name that SQL takes without backticks."""
+MOST_ZEROS = 8192
+"""Bytes of the least event of a schema; a type that is inside of itself ends there."""
 BOM = b"\xef\xbb\xbf"
 
 
@@ -180,6 +183,22 @@ def _reader_of(schema: RegisteredSchema) -> Read | None:
     return lambda value: (None, fastavro.schemaless_reader(io.BytesIO(value[PREFIX_BYTES:]), parsed, None))
 
 
+def least_event(schema: RegisteredSchema, path: Path) -> Any:
+    """Return the least event of a schema of Avro in which the field at a path can be set."""
+
+    def change_part(part: dict[str, Any]) -> dict[str, Any]:
+        # Without its logical type a number is read as route tests take it.
+        part.pop("logicalType", None)
+        if isinstance(part.get("type"), list):
+            # The first type of a union is what comes out: null, unless the path goes on inside.
+            part["type"].sort(key=lambda branch: (branch == "null") == (part.get("name") in path[:-1]))
+        return part
+
+    parsed = fastavro.parse_schema(json.loads(schema.text, object_hook=change_part))
+    # Zeros are a value of every type: 0, a text or list of nothing, the first symbol.
+    return _as_json(fastavro.schemaless_reader(io.BytesIO(bytes(MOST_ZEROS)), parsed, None))
+
+
 def _protobuf_reader(schema: RegisteredSchema) -> Read | None:
     try:
         from google.protobuf import message_factory  # type: ignore[import-untyped]
@@ -201,40 +220,32 @@ def _protobuf_reader(schema: RegisteredSchema) -> Read | None:
     return read
 
 
-def _as_json(fields: dict[str, Any]) -> dict[str, Any]:
+def _as_json(fields: Any) -> dict[str, Any]:
     """Return fields with texts in place of times, bytes and decimals: only kinds are looked for in them."""
-    plain: dict[str, Any] = json.loads(json.dumps(fields, default=str))
+    plain: dict[str, Any] = json.loads(json.dumps(fields, default=_as_text))
     return plain
 
 
-def find_rows(files: Sequence[Path], form: str) -> Found:
+def _as_text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def find_rows(files: Sequence[FilePath], form: str) -> Found:
     """Return the rows found in files: the router reads their columns itself, so only their kinds are looked for."""
-    rows: list[Event] = []
-    for file in files:
-        for number, row in enumerate(itertools.islice(READERS[form](file), MOST_RECORDS - len(rows))):
-            rows.append(Event(Sampled(str(file), None, offset=number), _as_json(row)))
-    names = join_names([file.name for file in files[:3]])
-    sample = Sample(names, tuple(row.record for row in rows))
-    return Found(sample, "rows", f"rows of {form.upper() if form == 'csv' else form} files", tuple(rows))
+    rows = itertools.chain.from_iterable(_read_rows(file, form) for file in files)
+    events = [Event(Sampled(None), _as_json(row)) for row in itertools.islice(rows, MOST_RECORDS)]
+    sample = Sample(join_names([file.name for file in files[:3]]), tuple(event.record for event in events))
+    return Found(sample, "rows", f"rows of {form.upper() if form == 'csv' else form} files", tuple(events))
 
 
-def _read_csv(file: Path) -> Iterator[dict[str, Any]]:
-    with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
-        yield from csv.DictReader(lines)
-
-
-def _read_parquet(file: Path) -> Iterator[dict[str, Any]]:
-    for batch in pq.ParquetFile(file).iter_batches(MOST_RECORDS):
-        yield from batch.to_pylist()
-
-
-def _read_avro(file: Path) -> Iterator[dict[str, Any]]:
-    with file.open("rb") as content:
-        yield from fastavro.reader(content)  # type: ignore[misc]
-
-
-READERS: dict[str, Callable[[Path], Iterator[dict[str, Any]]]] = {
-    "csv": _read_csv,
-    "parquet": _read_parquet,
-    "avro": _read_avro,
-}
+def _read_rows(file: FilePath, form: str) -> Iterator[Any]:
+    match form:
+        case "csv":
+            with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
+                yield from csv.DictReader(lines)
+        case "parquet":
+            for batch in pq.ParquetFile(file).iter_batches(MOST_RECORDS):
+                yield from batch.to_pylist()
+        case "avro":
+            with file.open("rb") as content:
+                yield from fastavro.reader(content)

@@ -16,14 +16,11 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql import types as T
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 BITS = 63
 MOST_DIGITS = 38
@@ -75,18 +72,17 @@ def look_at(elements: list[Any]) -> list[Any]:
 class Observed:
     """What values a place has: their kinds with counts, and what is inside.
 
-    `fields` are those of objects by name, `elements` what arrays hold. `is_map`: the names of objects are data.
+    `inside` has the fields of objects by name, and under None what arrays, or the objects of a map, hold.
     """
 
     kinds: Counter[str] = field(default_factory=Counter)
-    digits: int = 0
     largest: int = 0
     """The largest absolute value of whole numbers."""
     looks: Counter[str] = field(default_factory=Counter)
     """What texts look like, for those who have to decide -> how many do."""
-    fields: dict[str, Observed] = field(default_factory=dict)
-    elements: Observed | None = None
-    is_map: bool = False
+    inside: dict[str | None, Observed] = field(default_factory=lambda: defaultdict(Observed))
+    map_names: int = 0
+    """Of a map, which an object is whose names are data: how many names there are."""
 
     @property
     def count(self) -> int:
@@ -98,34 +94,31 @@ class Observed:
         self.kinds[self._observe_inside(value)] += 1
 
     def _observe_inside(self, value: Any) -> str:
-        if value is None or value == "":
-            return "null"
-        if isinstance(value, bool):
-            return "boolean"
-        if isinstance(value, int):
-            return self._observe_whole_number(value)
-        if isinstance(value, float):
-            return "double"
-        if isinstance(value, str):
-            return self._observe_text(value)
-        if isinstance(value, list):
-            self.elements = self.elements or Observed()
-            for element in look_at(value):
-                self.elements.add(element)
-            return "array"
+        match value:
+            case None | "":
+                return "null"
+            case bool():
+                return "boolean"
+            case int():
+                return self._observe_whole_number(value)
+            case float():
+                return "double"
+            case str():
+                return self._observe_text(value)
+            case list():
+                elements = self.inside[None]
+                for element in look_at(value):
+                    elements.add(element)
+                return "array"
         for name, inner in value.items():
-            self.fields.setdefault(name, Observed()).add(inner)
+            self.inside[name].add(inner)
         return "object"
 
     def _observe_whole_number(self, value: int) -> str:
         self.largest = max(self.largest, abs(value))
         if -(2**BITS) <= value < 2**BITS:
             return "bigint"
-        digits = len(str(abs(value)))
-        if digits > MOST_DIGITS:
-            return "double"
-        self.digits = max(self.digits, digits)
-        return "decimal"
+        return "decimal" if len(str(abs(value))) <= MOST_DIGITS else "double"
 
     def _observe_text(self, value: str) -> str:
         if is_time(value):
@@ -137,64 +130,50 @@ class Observed:
         """Add what was observed elsewhere of the same place."""
         self.kinds += other.kinds
         self.looks += other.looks
-        self.digits = max(self.digits, other.digits)
         self.largest = max(self.largest, other.largest)
-        for name, inner in other.fields.items():
-            self.fields.setdefault(name, Observed()).join(inner)
-        if other.elements is not None:
-            self.elements = self.elements or Observed()
-            self.elements.join(other.elements)
+        for name, inner in other.inside.items():
+            self.inside[name].join(inner)
 
     @property
     def names_grow(self) -> bool:
         """Return whether the names of these objects, which are of one kind, look like data."""
         objects = self.kinds["object"]
-        names = len(self.fields)
+        names = len(self.inside)
         if names < FEW_NAMES or objects < ENOUGH_OBJECTS:
             return False
-        named = sum(inner.count for inner in self.fields.values())
+        named = sum(inner.count for inner in self.inside.values())
         return named / objects < LARGEST_SHARE_OF_NAMES * names
 
     @property
     def brings_names(self) -> bool:
         """Return whether every second of these objects, of whatever kind, brings a name that no other has."""
         objects = self.kinds["object"]
-        once = sum(inner.count == 1 for inner in self.fields.values())
+        once = sum(inner.count == 1 for inner in self.inside.values())
         return objects >= 2 * ENOUGH_OBJECTS and once >= objects / 2
 
     def mark_maps(self, by_kind: list[Observed]) -> None:
-        """Mark the objects inside whose names are data, by what was observed of each kind of records.
+        """Make maps of the objects inside whose names are data, by what was observed of each kind of records.
 
         Records of many kinds have many names in one place, each kind its own: within a kind a struct's do not grow.
         """
-        for name, inner in self.inside():
-            of_kinds = [found for kind in by_kind if (found := kind.at(name)) is not None]
-            inner.is_map = any(of_kind.names_grow for of_kind in of_kinds) or inner.brings_names
-            if inner.is_map:
-                inner.elements = Observed()
-                for value in inner.fields.values():
-                    inner.elements.join(value)
-                of_kinds = [value for of_kind in of_kinds for value in of_kind.fields.values()]
-                inner.elements.mark_maps(of_kinds)
-            else:
-                inner.mark_maps(of_kinds)
+        for name, inner in self.inside.items():
+            of_kinds = [kind.inside[name] for kind in by_kind if name in kind.inside]
+            if inner.brings_names or any(of_kind.names_grow for of_kind in of_kinds):
+                for place in (inner, *of_kinds):
+                    place.join_names()
+            inner.mark_maps(of_kinds)
 
-    def inside(self) -> Iterator[tuple[str | None, Observed]]:
-        """Yield what is inside: fields by name, the elements of arrays with None."""
-        yield from self.fields.items()
-        if self.elements is not None:
-            yield None, self.elements
-
-    def at(self, name: str | None) -> Observed | None:
-        """Return a field; the elements for None."""
-        return self.elements if name is None else self.fields.get(name)
+    def join_names(self) -> None:
+        """Make a map of these objects: what they have under any name is of one type."""
+        values = Observed()
+        for inner in self.inside.values():
+            values.join(inner)
+        self.map_names = len(self.inside)
+        self.inside = {None: values}
 
     @property
-    def conflict(self) -> bool:
-        """Return whether values are of kinds that no type but string holds."""
-        return self._kind() == "mixed"
-
-    def _kind(self) -> str:
+    def kind(self) -> str:
+        """Return the one kind that values are of; `mixed` if no type but string holds them."""
         kinds = {*self.kinds} - {"null"}
         if kinds <= {"bigint", "decimal", "double"} and len(kinds) > 1:
             return "double" if "double" in kinds else "decimal"
@@ -204,35 +183,28 @@ class Observed:
 
     def type(self) -> T.DataType | None:
         """Return the type of the column; None for objects without a field, which get no column."""
-        kind = self._kind()
-        if kind == "object":
-            return self._object_type()
-        if kind == "array":
-            assert self.elements is not None
-            element = self.elements.type()
-            return None if element is None else T.ArrayType(element)
-        if kind == "decimal":
+        if self.kind == "decimal":
             # Beside numbers of 64 bits Spark makes room for these.
-            return T.DecimalType(max(self.digits, DIGITS_OF_BIGINT if "bigint" in self.kinds else 0), 0)
-        return SCALARS[kind]()
-
-    def _object_type(self) -> T.DataType | None:
-        if self.is_map:
-            assert self.elements is not None
-            value = self.elements.type()
-            return None if value is None else T.MapType(T.StringType(), value)
-        struct = self.struct()
-        return struct if struct.fields else None
+            return T.DecimalType(max(len(str(self.largest)), DIGITS_OF_BIGINT if "bigint" in self.kinds else 0), 0)
+        if self.kind in SCALARS:
+            return SCALARS[self.kind]()
+        if self.kind == "object" and not self.map_names:
+            struct = self.struct()
+            return struct if struct.fields else None
+        inner = self.inside[None].type()
+        if inner is None:
+            return None
+        return T.MapType(T.StringType(), inner) if self.map_names else T.ArrayType(inner)
 
     def struct(self) -> T.StructType:
         """Return the columns of these objects."""
-        fields = []
-        # As Java orders texts.
-        for name in sorted(self.fields, key=lambda name: name.encode("utf-16-be", "surrogatepass")):
-            inner = self.fields[name].type()
-            if name and inner is not None:
-                fields.append(T.StructField(name, inner))
-        return T.StructType(fields)
+        struct = T.StructType()
+        # As Java orders texts; a field without a name gets no column.
+        for name in sorted(filter(None, self.inside), key=lambda name: name.encode("utf-16-be", "surrogatepass")):
+            kind = self.inside[name].type()
+            if kind is not None:
+                struct.add(name, kind)
+        return struct
 
 
 SCALARS: dict[str, type[T.DataType]] = {

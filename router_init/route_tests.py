@@ -15,10 +15,8 @@ from pyspark.sql import types as T
 
 from router.cli.masking import Mask
 from router_init.documents import Inline, Plan, Table, latest_table, write_comments, write_yaml
-from router_init.formats import PLAIN_NAME
+from router_init.formats import PLAIN_NAME, least_event
 from router_init.kinds import value_at
-from router_schemas.avro.model import Array, AvroRecord, AvroSchema, Enum, MapOf, Primitive, Union
-from router_schemas.avro.parser import parse_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from router_init.formats import Event
     from router_init.kinds import Path
     from router_init.observed import Observed
-    from router_schemas.avro.model import Type
     from router_schemas.model import RegisteredSchema
 
 LONGEST_RECORD = 2000
@@ -84,33 +81,33 @@ def schema_file(plan: Plan, schema: RegisteredSchema) -> str:
 
 
 def _case(plan: Plan, table: Table, *, with_values: bool) -> dict[str, Any]:
+    found = table.found
     kept = frozenset([table.kind.path]) if table.kind else frozenset()
     mask = Mask(maps=frozenset(find_maps(plan.columns)), are_all_maps=True, kept=kept)
-    struct = plan.struct if table.found.decoder == "json" else T.StructType()
+    struct = plan.struct if found.decoder == "json" else T.StructType()
     records = []
     keys = set()
-    rows: dict[str, list[dict[str, Any]]] = {}
+    tables: dict[str, Any] = {}
     for name, event in choose_records(table).items():
-        schema = table.found.schemas.get(event.schema_id or 0)
+        schema = found.schemas.get(event.schema_id or 0)
         shown: Any = shorten(event.fields) if len(json.dumps(event.fields)) > LONGEST_RECORD else event.fields
         if schema is not None and schema.kind != "JSON":
             shown = sketch_event(schema, table, event)
         elif not with_values:
             shown = mask.mask_value(shown)
+        options = {
+            "value" if found.decoder == "json" else "event": shown,
+            "schema": schema and schema_file(plan, schema),
+            "message": event.message,
+            "topic": found.sample.name if len(plan.tables) > 1 else None,
+        }
+        records.append(Inline({key: option for key, option in options.items() if option is not None}))
         keys.add(shown.get(table.latest))
-        record = Inline({"value" if table.found.decoder == "json" else "event": shown})
-        if schema is not None:
-            record["schema"] = schema_file(plan, schema)
-        if event.message is not None:
-            record["message"] = event.message
-        if len(plan.tables) > 1:
-            record["topic"] = table.found.sample.name
-        records.append(record)
-        rows.setdefault(name, []).append(Inline(expect_row(struct, shown)))
-    tables: dict[str, Any] = {name: of_table if any(of_table) else len(of_table) for name, of_table in rows.items()}
+        row = expect_row(struct, shown)
+        tables[name] = [Inline(row)] if row else 1
     if table.latest is not None:
         tables[latest_table(plan, table.latest)] = len(keys)
-    name = f"records of {table.found.sample.name} are in their tables"
+    name = f"records of {found.sample.name} are in their tables"
     return {"name": name, "records": records, "expect": {"tables": tables}}
 
 
@@ -132,74 +129,30 @@ def choose_records(table: Table) -> dict[str, Event]:
 
 def shorten(value: Any) -> Any:
     """Return a value of JSON with less of what is long: a test needs the kind of a value, not all of it."""
-    if isinstance(value, str):
-        return value[:LONGEST_TEXT]
-    if isinstance(value, list):
-        return [shorten(element) for element in value[:MOST_ELEMENTS]]
-    if isinstance(value, dict):
-        return {name: shorten(inner) for name, inner in itertools.islice(value.items(), MOST_FIELDS)}
+    match value:
+        case str():
+            return value[:LONGEST_TEXT]
+        case list():
+            return [shorten(element) for element in value[:MOST_ELEMENTS]]
+        case dict():
+            return {name: shorten(inner) for name, inner in itertools.islice(value.items(), MOST_FIELDS)}
     return value
 
 
-def sketch_event(schema: RegisteredSchema, table: Table, event: Event) -> Any:
+def sketch_event(schema: RegisteredSchema, table: Table, event: Event) -> dict[str, Any]:
     """Return the least event that a schema takes and that says its kind: it has no other value of the record."""
-    kind = None if table.kind is None else value_at(event.fields, table.kind.path)
-    path = table.kind.path if table.kind is not None and kind is not None else ()
-    if schema.kind == "AVRO":
-        parsed = parse_text(schema.text)
-        return _least_value(parsed.root, parsed, path, kind)
-    for name in reversed(path):
-        kind = {name: kind}
-    return {**({} if table.latest is None else {table.latest: "1"}), **(kind or {})}
-
-
-def _least_value(kind: Type, schema: AvroSchema, path: Path, value: Any) -> Any:
-    """Return the least value of a type of Avro, with `value` at a path of fields."""
-    match kind:
-        case Primitive():
-            return value if path == () and value is not None else _least_primitive(kind)
-        case Union(branches):
-            if Primitive("null") in branches and value is None:
-                return None
-            return _least_value(next(each for each in branches if each != Primitive("null")), schema, path, value)
-        case Array():
-            return []
-        case MapOf():
-            return {}
-    named = schema.types[kind.name]
-    match named:
-        case AvroRecord():
-            fields = {}
-            for field in named.fields:
-                on_path = path[:1] == (field.name,)
-                fields[field.name] = _least_value(
-                    field.type, schema, path[1:] if on_path else (), value if on_path else None
-                )
-            return fields
-        case Enum():
-            return value or named.symbols[0]
-    return "0" * named.size
-
-
-def _least_primitive(kind: Primitive) -> Any:
-    if kind.logical is not None:
-        if kind.logical.name == "date":
-            return "2026-01-01"
-        if "timestamp" in kind.logical.name and "nanos" not in kind.logical.name:
-            return "2026-01-01T00:00:00" + ("" if kind.logical.name.startswith("local") else "Z")
-    return LEAST[kind.name]
-
-
-LEAST: Mapping[str, Any] = {
-    "null": None,
-    "boolean": False,
-    "int": 0,
-    "long": 0,
-    "float": 0.0,
-    "double": 0.0,
-    "bytes": "",
-    "string": "",
-}
+    path: Path = ()
+    if table.kind is not None and value_at(event.fields, table.kind.path) is not None:
+        path = table.kind.path
+    fields = least_event(schema, path) if schema.kind == "AVRO" else {}
+    if table.latest is not None:
+        fields.setdefault(table.latest, "1")
+    place = fields
+    for name in path[:-1]:
+        place = place.setdefault(name, {})
+    for name in path[-1:]:
+        place[name] = value_at(event.fields, path)
+    return fields
 
 
 def expect_row(struct: T.StructType, event: Any) -> dict[str, Any]:
@@ -207,20 +160,18 @@ def expect_row(struct: T.StructType, event: Any) -> dict[str, Any]:
     row = {}
     names = Counter(name.lower() for name in struct.fieldNames())
     for field in struct:
-        value: Any = event.get(field.name)
-        fits: type | tuple[type, ...] | None = EXPECTED.get(type(field.dataType))
-        is_boolean = isinstance(value, bool)
+        value = event.get(field.name)
         # A column has another name than such a field.
-        named = PLAIN_NAME.fullmatch(field.name) and names[field.name.lower()] == 1
-        if named and fits and isinstance(value, fits) and is_boolean == isinstance(field.dataType, T.BooleanType):
+        is_named = PLAIN_NAME.fullmatch(field.name) and names[field.name.lower()] == 1
+        if is_named and type(value) in PLAIN_TYPES.get(type(field.dataType), ()):
             row[field.name] = value
     return row
 
 
-EXPECTED: Mapping[type[T.DataType], type | tuple[type, ...]] = {
-    T.StringType: str,
-    T.BooleanType: bool,
-    T.LongType: int,
+PLAIN_TYPES: Mapping[type[T.DataType], tuple[type, ...]] = {
+    T.StringType: (str,),
+    T.BooleanType: (bool,),
+    T.LongType: (int,),
     T.DoubleType: (int, float),
 }
 """Types of columns whose values are those of JSON."""
@@ -228,10 +179,10 @@ EXPECTED: Mapping[type[T.DataType], type | tuple[type, ...]] = {
 
 def find_maps(columns: Observed, above: Path = ()) -> Iterator[Path]:
     """Yield the paths of maps, as masks take them: arrays add nothing, and an entry of a map is `*`."""
-    for name, inner in columns.inside():
-        path = above if name is None else (*above, name)
-        if inner.is_map and inner.elements is not None:
-            yield path
-            yield from find_maps(inner.elements, (*path, "*"))
-        else:
-            yield from find_maps(inner, path)
+    if columns.map_names:
+        yield above
+    for name, inner in columns.inside.items():
+        step = name
+        if name is None and columns.map_names:
+            step = "*"
+        yield from find_maps(inner, above if step is None else (*above, step))

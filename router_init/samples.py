@@ -9,7 +9,7 @@ import glob
 import itertools
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,13 +41,10 @@ CONSUMER_GROUP = "router-init"
 
 @dataclass(frozen=True)
 class Sampled:
-    """A record; of a file the topic is its path, and there is no key."""
+    """A record; a line of a file has no key, and a row no value of its own."""
 
-    topic: str
     value: bytes | None
     key: bytes | None = None
-    partition: int = 0
-    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -83,49 +80,40 @@ def sample_topics(kafka: KafkaSource) -> list[Sample]:
         "logger": SILENT,
     }
     admin = admin_client(kafka)
-    partitions = _find_partitions(admin, kafka)
-    compacted = _find_compacted(admin, kafka.topics)
     consumer = Consumer(settings)
-    samples = []
     try:
-        for topic, numbers in partitions.items():
-            sample = _sample_topic(consumer, topic, numbers)
-            samples.append(replace(sample, compacted=topic in compacted))
-    except KafkaException as error:
-        raise StartError(f"the brokers at {kafka.servers} do not give records: {error.args[0].str()}") from None
-    finally:
-        consumer.close()
-    return samples
-
-
-def _find_partitions(admin: AdminClient, kafka: KafkaSource) -> dict[str, list[int]]:
-    """Return the partitions of each topic; raise StartError for those that are not there."""
-    try:
-        known = admin.list_topics(timeout=BROKER_TIMEOUT_SECONDS).topics
+        existing = consumer.list_topics(timeout=BROKER_TIMEOUT_SECONDS).topics
+        for topic in kafka.topics:
+            if topic not in existing:
+                raise StartError(f"there is no topic `{topic}`; {suggest_names(topic, sorted(existing))}")
+        compacted = _find_compacted(admin, kafka.topics)
+        samples = []
+        for topic in kafka.topics:
+            records, total = _sample_topic(consumer, topic, [*existing[topic].partitions])
+            samples.append(Sample(topic, records, total, topic in compacted))
+        return samples
     except KafkaException as error:
         raise StartError(f"the brokers at {kafka.servers} do not answer: {error.args[0].str()}") from None
-    for topic in kafka.topics:
-        if topic not in known:
-            raise StartError(f"there is no topic `{topic}`; {suggest_names(topic, sorted(known))}")
-    return {topic: [*known[topic].partitions] for topic in kafka.topics}
+    finally:
+        consumer.close()
 
 
 def _find_compacted(admin: AdminClient, topics: Sequence[str]) -> set[str]:
     """Return which topics keep the newest record of a key only."""
-    resources = {topic: ConfigResource(ResourceType.TOPIC, topic) for topic in topics}
-    answers = admin.describe_configs([*resources.values()], request_timeout=BROKER_TIMEOUT_SECONDS)
+    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
     compacted = set()
-    for topic, resource in resources.items():
+    for resource, answer in admin.describe_configs(resources, request_timeout=BROKER_TIMEOUT_SECONDS).items():
         try:
-            policy = answers[resource].result(BROKER_TIMEOUT_SECONDS)["cleanup.policy"].value
+            policy = answer.result(BROKER_TIMEOUT_SECONDS)["cleanup.policy"].value
         except (KafkaException, KeyError):
             continue  # who may read a topic need not see how it is set
         if "compact" in policy:
-            compacted.add(topic)
+            compacted.add(resource.name)
     return compacted
 
 
-def _sample_topic(consumer: Consumer, topic: str, partitions: Sequence[int]) -> Sample:
+def _sample_topic(consumer: Consumer, topic: str, partitions: Sequence[int]) -> tuple[tuple[Sampled, ...], int]:
+    """Return records of a topic, and how many there are."""
     quota = max(1, MOST_RECORDS // (2 * len(partitions)))
     firsts: dict[int, tuple[int, int]] = {}
     lasts: dict[int, tuple[int, int]] = {}
@@ -134,19 +122,16 @@ def _sample_topic(consumer: Consumer, topic: str, partitions: Sequence[int]) -> 
         begin, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=BROKER_TIMEOUT_SECONDS)
         total += end - begin
         middle = min(end, begin + quota)
-        if begin < end:
-            firsts[partition] = (begin, middle)
-        if middle < end:
-            lasts[partition] = (max(middle, end - quota), end)
-    records = list(_read_spans(consumer, topic, firsts))
-    records += _read_spans(consumer, topic, lasts)
-    return Sample(topic, tuple(records), total)
+        firsts[partition] = (begin, middle)
+        lasts[partition] = (max(middle, end - quota), end)
+    records = (*_read_spans(consumer, topic, firsts), *_read_spans(consumer, topic, lasts))
+    return records, total
 
 
 def _read_spans(consumer: Consumer, topic: str, spans: dict[int, tuple[int, int]]) -> Iterator[Sampled]:
     """Yield the records of a span of offsets, `[begin, end)`, of each partition."""
-    open_partitions = {*spans}
-    consumer.assign([TopicPartition(topic, partition, begin) for partition, (begin, _) in spans.items()])
+    open_partitions = {partition for partition, (begin, end) in spans.items() if begin < end}
+    consumer.assign([TopicPartition(topic, partition, spans[partition][0]) for partition in open_partitions])
     until = time.monotonic() + READ_SECONDS
     size = 0
     while open_partitions and time.monotonic() < until and size < MOST_BYTES / 2:
@@ -160,25 +145,25 @@ def _read_spans(consumer: Consumer, topic: str, spans: dict[int, tuple[int, int]
                 open_partitions.discard(partition)
             if error is None and offset < end:
                 size += len(message.value() or b"")
-                yield Sampled(topic, message.value(), message.key(), partition, offset)
+                yield Sampled(message.value(), message.key())
     consumer.unassign()
 
 
 def sample_lines(files: Sequence[Path]) -> Sample:
     """Return lines of the first files, and the last ones of the last file; blank ones are none."""
     half = MOST_RECORDS // 2
-    lines = list(itertools.islice(_read_lines(files), half))
-    read = {(line.topic, line.offset) for line in lines}
-    lines += [line for line in deque(_read_lines(files[-1:]), half) if (line.topic, line.offset) not in read]
+    of_last_file = _read_lines(files[-1:])
+    lines = [*itertools.islice(itertools.chain(_read_lines(files[:-1]), of_last_file), half)]
+    lines += deque(of_last_file, half)
     return Sample(join_names([file.name for file in files[:3]]), tuple(lines))
 
 
 def _read_lines(files: Iterable[Path]) -> Iterator[Sampled]:
     for file in files:
         with file.open("rb") as lines:
-            for number, line in enumerate(lines):
+            for line in lines:
                 if line.strip():
-                    yield Sampled(str(file), line.rstrip(b"\r\n"), offset=number)
+                    yield Sampled(line.rstrip(b"\r\n"))
 
 
 def find_files(source: FilesSource) -> list[Path]:

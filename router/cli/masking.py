@@ -90,22 +90,28 @@ class Mask:
         return frame + self._mask_text(text, ()).encode(errors="backslashreplace")
 
     def _mask_part(self, value: object, path: KeyPath) -> object:
-        if value is None or isinstance(value, bool) or path in self.kept:
+        if path in self.kept:
             return value
-        if isinstance(value, dict):
-            return self._mask_object(value, path)
-        if isinstance(value, list):
-            return [self._mask_part(item, path) for item in value]
-        if isinstance(value, str):
-            return self._mask_text(value, path)
-        if not isinstance(value, int | float):
-            raise UnmaskableError(f"{type(value).__name__} is no type of JSON")
+        match value:
+            case None | bool():
+                return value
+            case dict():
+                return self._mask_object(value, path)
+            case list():
+                return [self._mask_part(item, path) for item in value]
+            case str():
+                return self._mask_text(value, path)
+            case int() | float():
+                return self._mask_number(value)
+        raise UnmaskableError(f"{type(value).__name__} is no type of JSON")
+
+    def _mask_number(self, value: float) -> float:
         if repr(value) in self.words or not math.isfinite(value):
             return value
-        # Near the largest float another first digit is infinite, which JSON does not have: it is cut to the largest.
         masked = mask_plain_text(repr(value))
         if isinstance(value, int):
             return int(masked)
+        # Near the largest float another first digit is infinite, which JSON does not have: it is cut to the largest.
         return max(-sys.float_info.max, min(sys.float_info.max, float(masked)))
 
     def _mask_object(self, value: dict[str, object], path: KeyPath) -> dict[str, object]:
@@ -138,12 +144,13 @@ class Mask:
 def mask_plain_text(text: str) -> str:
     """Return another text of the same length that parses as this one does; letters, digits and their places stay."""
     form = find_text_form(text)
-    if form == ("word",):
-        return text
-    if form == ("moment",):
-        return mask_moment(text)
-    if form == ("address",):
-        return re.sub(r"\d+", lambda octet: str(draw_number(octet[0] + text, *OCTET_BOUNDS[len(octet[0])])), text)
+    match form:
+        case ("word",):
+            return text
+        case ("moment",):
+            return mask_moment(text)
+        case ("address",):
+            return re.sub(r"\d+", lambda octet: str(draw_number(octet[0] + text, *OCTET_BOUNDS[len(octet[0])])), text)
     letters = "abcdef" if form == ("hex",) else string.ascii_lowercase
     masked = text
     for attempt in range(MASKING_ATTEMPTS):

@@ -26,7 +26,7 @@ TEMPLATE_DISTRIBUTION = "own-parts"
 _PACKAGE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*([-_.][A-Za-z0-9]+)*")
 _LONGEST_NAME = 40
 """Characters of NAME at most: its parts begin with it, and their names have 64."""
-_LINE_CONDITION = re.compile(r"(.*?) *# (if|unless) ([a-z ]+)")
+_CONDITIONAL_LINE = re.compile(r"^(.*?) *# (if|unless) ([a-z ]+)\n", re.MULTILINE)
 
 
 def _parse_kinds(_context: click.Context, _option: click.Parameter, text: str) -> frozenset[str]:
@@ -97,18 +97,17 @@ def _module_of(distribution: str) -> str:
 
 def _files_of_package(name: str, kinds: Set[str]) -> Iterator[tuple[str, str]]:
     """Yield path and text of each file of a package with parts of these kinds."""
+
+    def choose_line(line: re.Match[str]) -> str:
+        is_left_out = kinds.isdisjoint(line[3].split()) != (line[2] == "unless")
+        return "" if is_left_out else f"{line[1]}\n"
+
     template = shipped_folder("new_plugin")
     for path in sorted(template.rglob("*.*")):
         kind = path.stem.removeprefix("test_")
         if path.suffix not in {".py", ".toml", ".yaml"} or (kind in FAMILIES and kind not in kinds):
             continue
-        text = ""
-        for line in path.read_text(encoding="utf-8").splitlines():
-            condition = _LINE_CONDITION.fullmatch(line)
-            if condition is None:
-                text += f"{line}\n"
-            elif kinds.isdisjoint(condition[3].split()) == (condition[2] == "unless"):
-                text += f"{condition[1]}\n"
+        text = _CONDITIONAL_LINE.sub(choose_line, path.read_text(encoding="utf-8"))
         yield _put_name_in(str(path.relative_to(template)), name), _put_name_in(text, name)
 
 

@@ -165,8 +165,8 @@ def test_objects_whose_names_are_data_make_no_columns() -> None:
 
 
 def test_a_topic_of_names_that_are_data_leaves_others_their_format() -> None:
-    data = [Event(Sampled("a", b""), {f"ann-{number}": 1, f"tok{number}": 2}) for number in range(300)]
-    row = Event(Sampled("b", b""), {"n": 1}, 7)
+    data = [Event(Sampled(b""), {f"ann-{number}": 1, f"tok{number}": 2}) for number in range(300)]
+    row = Event(Sampled(b""), {"n": 1}, 7)
     found = [Found(Sample("a", ()), "json", "", tuple(data)), Found(Sample("b", ()), "avro", "", (row,))]
     plan = plan_of("shop", {}, found)
     assert [table.found.decoder for table in plan.tables] == ["none", "avro"]
