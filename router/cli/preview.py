@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _EMPTY_SAMPLE = {"record": "", "before": "", "now": ""}
 """A sample of which only one side is there."""
 MERGE_COUNTS = ("inserted", "updated", "deleted", "late", "refused")
-_OFFSETS = re.compile(r"(?P<topic>.+)/(?P<partition>\d+)/(?P<first>\d+)-(?P<last>\d+)")
+_OFFSETS = re.compile(r"(.+)/(\d+)/(\d+)-(\d+)")
 
 
 @click.command(short_help="Show where real records would go, before anything is written.")
@@ -78,8 +78,7 @@ def preview(
     """
     from router.engine.reprocess.comparison import compare
     from router.engine.reprocess.context import ReprocessContext
-    from router.engine.reprocess.preview import RecordChoice
-    from router.engine.reprocess.preview import preview as preview_records
+    from router.engine.reprocess.preview import RecordChoice, preview_records
 
     if since is not None and records is not None:
         raise click.UsageError("choose records with --since or with --records")
@@ -116,9 +115,8 @@ def _parse_range(since: str | None, records: str | None) -> RecordRange | None:
         raise click.BadParameter(
             f"{records!r} is not TOPIC/PARTITION/FROM-TO (events/0/100-199)", param_hint="--records"
         )
-    partition = int(found["partition"])
-    begins, ends = ({found["topic"]: {partition: offset}} for offset in (int(found["first"]), int(found["last"]) + 1))
-    return RecordRange(begins=begins, ends=ends)
+    topic, partition, first, last = found.groups()
+    return RecordRange(begins={topic: {int(partition): int(first)}}, ends={topic: {int(partition): int(last) + 1}})
 
 
 def _value_as_text(value: Any) -> str:

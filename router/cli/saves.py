@@ -29,10 +29,6 @@ _Stamp = tuple[int, int, int] | None
 """What tells that a file was saved: inode, time and size; None if there is no file."""
 
 
-class _SavedCode(Exception):  # noqa: N818 - no error
-    """A module that is imported was saved."""
-
-
 def runs_at_saves(function: Callable[..., None]) -> Callable[..., None]:
     """Give a command that has `--json` and reads files `--watch`, of which it gets nothing itself."""
 
@@ -48,11 +44,12 @@ def runs_at_saves(function: Callable[..., None]) -> Callable[..., None]:
         files += [options[name] for name in ("file", "against") if options.get(name)]
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)
-        try:
-            # To be interrupted is how it ends.
-            with suppress(KeyboardInterrupt, click.Abort), warm_sessions():
-                _run_at_saves(partial(function, *arguments, **options), {file.absolute().parent for file in files})
-        except _SavedCode as saved:
+        # To be interrupted is how it ends.
+        with suppress(KeyboardInterrupt, click.Abort):
+            with warm_sessions():
+                saved = _run_at_saves(
+                    partial(function, *arguments, **options), {file.absolute().parent for file in files}
+                )
             click.echo(f"{saved} was saved: the process begins again")
             sys.stdout.flush()
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
@@ -60,8 +57,11 @@ def runs_at_saves(function: Callable[..., None]) -> Callable[..., None]:
     return with_watch
 
 
-def _run_at_saves(run: Callable[[], None], folders: Iterable[Path]) -> None:
-    """Run a command again and again, each time after a file that it has read from some folders was saved."""
+def _run_at_saves(run: Callable[[], None], folders: Iterable[Path]) -> str:
+    """Run a command again and again, each time after a file that it has read from some folders was saved.
+
+    Return the names of files once code that is imported is among them.
+    """
     files: dict[Path, _Stamp] = {}
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
@@ -77,9 +77,9 @@ def _run_at_saves(run: Callable[[], None], folders: Iterable[Path]) -> None:
         code = {path: _stamp(path) for path in _imported_code()}
         files.clear()
         try:
-            run()
-        except (click.exceptions.Exit, SystemExit):  # the code says what was printed already
-            pass
+            # The code of an exit says what was printed already.
+            with suppress(click.exceptions.Exit, SystemExit):
+                run()
         except (click.Abort, click.ClickException):  # Ctrl-C, or options that no save changes
             raise
         except Exception as error:
@@ -90,7 +90,7 @@ def _run_at_saves(run: Callable[[], None], folders: Iterable[Path]) -> None:
         time.sleep(FILE_POLL_SECONDS)  # an editor empties a file before it writes it
         names = ", ".join(path.name for path in saved)
         if saved & code.keys():
-            raise _SavedCode(names)
+            return names
         click.echo(f"--- {time.strftime('%H:%M:%S')} {names} was saved")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from contextlib import ExitStack, contextmanager
@@ -27,7 +26,8 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
 
 log = logging.getLogger("router")
-_stays_warm = False
+_warm_sessions: ExitStack | None = None
+"""What stops the sessions that stay warm; None if each is stopped at its own end."""
 SILENT_AFTER_TERM = 25.0
 """Seconds without progress after SIGTERM: process managers kill a process after 30 s, as Kubernetes does."""
 SILENT_AFTER_INT = 6.0
@@ -44,11 +44,9 @@ def spark_session(config: Config, master: str | None = None) -> Iterator[SparkSe
     from router.engine.spark.session import build_session, stop_session
 
     session = build_session(config, master)
-    try:
+    with ExitStack() as stack:
+        (_warm_sessions or stack).callback(stop_session, session)
         yield session
-    finally:
-        if not _stays_warm:
-            stop_session(session)
 
 
 @contextmanager
@@ -57,19 +55,12 @@ def warm_sessions() -> Iterator[None]:
 
     What stands under `spark:` of a configuration, and in its options of the JVM, is that of the first session.
     """
-    global _stays_warm  # noqa: PLW0603 - of the process, as Spark is
-    _stays_warm = True
+    global _warm_sessions  # noqa: PLW0603 - of the process, as Spark is
     try:
-        yield
+        with ExitStack() as _warm_sessions:
+            yield
     finally:
-        _stays_warm = False
-        if "pyspark" in sys.modules:
-            from pyspark.sql import SparkSession
-
-            from router.engine.spark.session import stop_session
-
-            if session := SparkSession.getActiveSession():
-                stop_session(session)
+        _warm_sessions = None
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Sc
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from router.api.table_options import PLAIN_TABLE, PROPERTIES_OF_DELTA_RS
+from router.delta.constraints import CHECK
 from router.delta.log_tail import delta_rs_table
 from router.delta.transaction_id import to_transactions
 
@@ -231,9 +232,11 @@ def set_properties(handle: DeltaTable, properties: Mapping[str, str]) -> None:
     handle.alter.set_table_properties(dict(properties), raise_if_not_exists=False, post_commithook_properties=HOOKS)
 
 
-def add_constraint(handle: DeltaTable, name: str, sql: str) -> None:
-    """Add a CHECK constraint to an open table. Raises DeltaError if a row violates it."""
-    handle.alter.add_constraint({name: sql}, post_commithook_properties=HOOKS)
+def copy_constraints(table: DeltaTable, copy: DeltaTable) -> None:
+    """Add the CHECK constraints of a table to another open one. Raises DeltaError if a row there violates one."""
+    for key, sql in table.metadata().configuration.items():
+        if key.startswith(CHECK):
+            copy.alter.add_constraint({key.removeprefix(CHECK): sql}, post_commithook_properties=HOOKS)
 
 
 def add_action(file: StagedFile) -> AddAction:

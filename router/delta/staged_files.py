@@ -40,21 +40,17 @@ class StagedFile:
         return cls(**{**stored, "columns": tuple(stored["columns"])})
 
 
-def staged_parts(lake: Lake, files: Iterable[StagedFile]) -> Iterator[tuple[StagedFile, pa.Table]]:
-    """Yield the rows of staged files part by part, each with its file."""
+def staged_parts(lake: Lake, files: Iterable[StagedFile], columns: pa.Schema) -> Iterator[pa.Table]:
+    """Yield the rows of staged files part by part, with the columns of the table that the files themselves lack."""
     for file in files:
         with lake.files.open_input_file(file.path) as stream:
             for batch in pq.ParquetFile(stream).iter_batches(batch_size=1_000):
-                yield file, pa.Table.from_batches([batch])
-
-
-def partition_values(file: StagedFile, columns: pa.Schema) -> dict[str, Any]:
-    """Return the values, by their types in the table, of the columns that all rows of a file share; nulls are none."""
-    values = {}
-    for name, text in file.partition.items():
-        if text is not None:
-            values[name] = pa.scalar(text).cast(columns.field(name).type).as_py()
-    return values
+                rows = pa.Table.from_batches([batch])
+                for name, text in file.partition.items():
+                    rows = rows.append_column(
+                        name, pa.array([text] * len(rows), pa.string()).cast(columns.field(name).type)
+                    )
+                yield rows
 
 
 def staged_file(lake: Lake, target: str, table: str, path: str) -> StagedFile:

@@ -263,9 +263,7 @@ def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterato
                     _find_differences(loaded.config.model_copy(update=changes), case, records, spark, folder)
                 )
                 letters = _read_rows(Lake.at(f"{place}/lake"), loaded.config.dead_letters)
-            except _UnwritableError as error:
-                faults = (str(error),)
-            except ViewError as error:
+            except (_UnwritableError, ViewError) as error:
                 faults = (str(error),)
             except RouterError as error:
                 faults = (f"the batch stopped: {error}",)

@@ -13,13 +13,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sqlglot import exp, parse_one
-from sqlglot.errors import SqlglotError
-
-from router.delta.commit import to_arrow_schema
 from router.delta.keyed.row_order import DELETED
 from router.delta.lake import Lake
-from router.delta.staged_files import partition_values, staged_parts
 from router.delta.unreadable_values import as_rows
 from router.engine.balance import sum_counts
 from router.engine.decision import tables_of
@@ -31,7 +26,8 @@ from router.engine.reprocess.preview import (
     columns_of,
     staging_lake_of,
 )
-from router.own_names import BATCH_ID, OUTBOX, QUARANTINE, QUERY, TABLE
+from router.own_names import BATCH_ID, QUARANTINE, QUERY, TABLE
+from router.record import PLACE
 from router.registry import parts_in
 from router.stages import Stage
 
@@ -39,19 +35,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from router.config.models import Config
-    from router.delta.commit import TableCommit
     from router.engine.reprocess.context import ReprocessContext
     from router.engine.reprocess.preview import RecordChoice
 
 _UNSTEADY = re.compile(
-    "(curdate|current_?(catalog|database|date|schema|time|timestamp|user)|localtimestamp|monotonically_increasing_id|now"
-    "|rand(n|om|str)?|session_user|shuffle|uniform|user|uuid|aes_encrypt|(try_)?reflect|java_method)"
+    r"(?<![\w.`])(?<!as )("
+    r"(current_(catalog|database|date|schema|time|timestamp|user)|localtimestamp|session_user|user)\b(?!\s*\.)"
+    r"|(aes_encrypt|curdate|java_method|monotonically_increasing_id|now|rand(n|om|str)?|(try_)?reflect|shuffle|uniform"
+    r"|uuid)(?=\s*\()|unix_timestamp(?=\s*\(\s*\)))"
 )
-"""Functions of Spark whose value depends on time, chance or user, also as sqlglot calls them."""
+"""Functions of Spark whose value depends on time, chance or user. Those of the first kind need no brackets."""
+_TEXT_OR_REMARK = re.compile(r"""'(\\.|[^'\\])*'|"(\\.|[^"\\])*"|--[^\n]*|/\*.*?\*/""", re.DOTALL)
+"""Parts of SQL in which no function is called."""
+_LAST_NAME = re.compile(r"(\w+|(?<=`)[^`]+)`?\s*$")
+"""The name at the end of a projection, which is that of its column."""
 _NOT_COMPARED = {*MERGED_COORDINATES, BATCH_ID, QUERY, TABLE, *TRACED}
 """Columns of the router that say where a row comes from, not what is in it."""
-NOTHING = "nothing"
-"""The fate of a record of which neither a row nor a dead letter remains."""
+NO_FATE = ("nothing", "")
+"""The fate of a record of which neither a row nor a dead letter remains, which has no reason."""
+
+
+Place = tuple[str, int, int]
+"""Topic, partition and offset of a record."""
 
 
 class _Key(NamedTuple):
@@ -59,15 +64,8 @@ class _Key(NamedTuple):
 
     table: str
     target: str
-    topic: str
-    partition: int
-    offset: int
+    place: Place
     number: int
-
-    @property
-    def place(self) -> tuple[str, int, int]:
-        """Return the place of the record."""
-        return self.topic, self.partition, self.offset
 
 
 @dataclass(frozen=True)
@@ -131,9 +129,6 @@ class _FixedTables:
         self.known |= self.tables.open_readable_tables([name for name in wanted if name not in self.known])
         return {name: self.known[name] for name in wanted}
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.tables, name)
-
 
 def compare(before: ReprocessContext, now: ReprocessContext, choice: RecordChoice, samples: int) -> Comparison:
     """Return the differences, with some rows of each table and sink. Records and tables are those of `now`."""
@@ -176,23 +171,21 @@ class _Compared:
 
     def rows(self) -> Iterator[tuple[_Key, dict[str, Any]]]:
         """Yield the rows of all tables and sinks: their columns with values, as they are compared."""
-        numbers: Counter[tuple[Any, ...]] = Counter()
-        for commit in self._commits():
+        numbers: Counter[tuple[str, str, Place]] = Counter()
+        for commit, table, part in self.trial.staged_rows():
             route = commit.target.partition("/")[0]
-            types = columns_of(commit.columns)
-            kinds = to_arrow_schema(commit.columns)
-            for file, part in staged_parts(self.trial.staging_lake, commit.files):
-                partition = partition_values(file, kinds)
-                for row in as_rows(part):
-                    table = commit.table
-                    if table.startswith(OUTBOX):
-                        table = row.get(TABLE) or commit.target
-                    self.types[table] |= types
-                    row_of = (table, commit.target, *(row[name] for name in TRACED))
-                    numbers[row_of] += 1
-                    key = _Key._make((*row_of, numbers[row_of]))
-                    values = {**partition, **row}
-                    yield key, {name: value for name, value in values.items() if self._is_compared(route, name, value)}
+            # Bronze is of no route, and has the records themselves.
+            if not route or route in self.left_out:
+                continue
+            self.types[table] |= columns_of(commit.columns)
+            for row in as_rows(part):
+                topic, partition, offset = (row[name] for name in TRACED)
+                row_of = (table, commit.target, (topic, partition, offset))
+                numbers[row_of] += 1
+                yield (
+                    _Key(*row_of, numbers[row_of]),
+                    {name: value for name, value in row.items() if self._is_compared(route, name, value)},
+                )
 
     def _is_compared(self, route: str, name: str, value: Any) -> bool:
         # What orders the rows of an upsert may depend on any column.
@@ -206,17 +199,7 @@ class _Compared:
             and f"{route}/{name}" not in self.left_out
         )
 
-    @property
-    def _is_by_chance(self) -> bool:
-        return any("/" not in place for place in self.left_out)
-
-    def _commits(self) -> Iterator[TableCommit]:
-        for commit in self.trial.decision.commits:
-            # Neither bronze nor dead letters, whose names begin with a slash: they have records, and no rows.
-            if commit.target[0] != "/" and commit.target.partition("/")[0] not in self.left_out:
-                yield commit
-
-    def calls(self, places: list[tuple[str, int, int]]) -> dict[str, Counter[str]]:
+    def calls(self, places: list[Place]) -> dict[str, Counter[str]]:
         """Return the calls of each sink for the records at some places, as JSON."""
         return {
             made.sink: Counter(json.dumps(call, sort_keys=True, default=repr) for call in made.calls)
@@ -224,24 +207,22 @@ class _Compared:
             if made.sink.partition("/")[0] not in self.unsteady
         }
 
-    def fates(self) -> tuple[dict[tuple[Any, ...], str], dict[tuple[Any, ...], str]]:
-        """Return the fate of each record of which something remains, and the reasons of dead letters."""
-        ends: dict[tuple[Any, ...], set[str]] = defaultdict(set)
+    def fates(self) -> dict[Place, tuple[str, str]]:
+        """Return the fate of each record of which something remains, and the reasons of its dead letters."""
+        ends: dict[Place, set[str]] = defaultdict(set)
         for key in self.hashes:
             ends[key.place].add("waits" if key.table.startswith(QUARANTINE) else "landed")
-        reasons: dict[tuple[Any, ...], set[str]] = defaultdict(set)
-        letters = self.trial.dead_letters()
-        if letters is not None:
-            for batch in letters.to_batches(columns=["topic", "partition", "offset", "stage", "reason", "route"]):
-                for letter in batch.to_pylist():
-                    # Whether no route takes a record depends on all of them.
-                    if letter["route"] in self.left_out or (letter["stage"] == Stage.MATCH and self._is_by_chance):
-                        continue
-                    place = letter["topic"], letter["partition"], letter["offset"]
-                    ends[place].add("dead letter")
-                    reasons[place].add(f"{letter['stage']}: {letter['reason']}")
-        told = {place: "; ".join(sorted(texts)) for place, texts in reasons.items()}
-        return {place: ", ".join(sorted(names)) for place, names in ends.items()}, told
+        reasons: dict[Place, set[str]] = defaultdict(set)
+        # Whether no route takes a record depends on all of them.
+        is_match_by_chance = any("/" not in place for place in self.left_out)
+        for batch in self.trial.dead_letters().to_batches(columns=[*PLACE, "stage", "reason", "route"]):
+            for letter in batch.to_pylist():
+                if letter["route"] in self.left_out or (letter["stage"] == Stage.MATCH and is_match_by_chance):
+                    continue
+                place = letter["topic"], letter["partition"], letter["offset"]
+                ends[place].add("dead letter")
+                reasons[place].add(f"{letter['stage']}: {letter['reason']}")
+        return {place: (", ".join(sorted(ends[place])), "; ".join(sorted(reasons[place]))) for place in ends}
 
 
 def _table_differences(old: _Compared, new: _Compared, samples: int) -> Iterator[TableDifference]:
@@ -251,7 +232,7 @@ def _table_differences(old: _Compared, new: _Compared, samples: int) -> Iterator
         if old.hashes.get(key) != new.hashes.get(key):
             differing[key.table].append(key)
             if len(differing[key.table]) <= samples:
-                shown[key] = {"record": f"{key.topic}/{key.partition}/{key.offset}"}
+                shown[key] = {"record": "/".join(map(str, key.place))}
     columns: dict[str, Counter[str]] = defaultdict(Counter)
     values: dict[_Key, set[tuple[str, int]]] = {}
     for when, compared in (("before", old), ("now", new)):
@@ -307,45 +288,32 @@ def _call_differences(old: _Compared, new: _Compared, samples: int) -> dict[str,
 
 
 def _fate_differences(old: _Compared, new: _Compared) -> Iterator[FateDifference]:
-    (before, reasons_before), (now, reasons_now) = old.fates(), new.fates()
-    differing: dict[tuple[str, str], list[tuple[Any, ...]]] = defaultdict(list)
+    before = old.fates()
+    now = new.fates()
+    differing: dict[tuple[str, str], list[tuple[Place, str]]] = defaultdict(list)
     for place in sorted(before.keys() | now.keys()):
-        ends = before.get(place, NOTHING), now.get(place, NOTHING)
-        if ends[0] != ends[1] or reasons_before.get(place) != reasons_now.get(place):
-            differing[ends].append(place)
-    for (end_before, end_now), places in differing.items():
-        first = places[0]
-        reason = reasons_now.get(first) or reasons_before.get(first, "")
-        yield FateDifference(end_before, end_now, len(places), "/".join(map(str, first)), reason)
+        end_before, reason_before = before.get(place, NO_FATE)
+        end_now, reason_now = now.get(place, NO_FATE)
+        if end_before != end_now or reason_before != reason_now:
+            differing[end_before, end_now].append((place, reason_now or reason_before))
+    for (end_before, end_now), records in differing.items():
+        place, reason = records[0]
+        yield FateDifference(end_before, end_now, len(records), "/".join(map(str, place)), reason)
 
 
 def _unsteady(config: Config) -> dict[str, str]:
     """Return the routes, and columns of routes, that depend on time, chance or user: each with the function."""
     found = {}
     for route in config.routes:
-        texts = [expectation.sql for expectation in route.expect]
+        places = [(route.identity, expectation.sql) for expectation in route.expect]
         for rule in parts_in(route.match):
-            texts += [getattr(rule, option) for option, kind in type(rule).texts.items() if kind == "sql"]
-        for text in texts:
-            if function := _unsteady_function(text)[1]:
-                found[route.identity] = function
+            options = [option for option, kind in type(rule).texts.items() if kind == "sql"]
+            places += [(route.identity, getattr(rule, option)) for option in options]
         for text in route.select:
-            column, function = _unsteady_function(text)
-            if function:
-                found[f"{route.identity}/{column}"] = function
+            column = _LAST_NAME.search(_TEXT_OR_REMARK.sub("", text))
+            places.append((f"{route.identity}/{column[1] if column else text}", text))
+        for place, text in places:
+            function = _UNSTEADY.search(_TEXT_OR_REMARK.sub(" ", text.lower()))
+            if function is not None:
+                found[place] = function[0]
     return found
-
-
-def _unsteady_function(sql: str) -> tuple[str, str]:
-    """Return the name that an expression has as a column, and its first function with another value each time."""
-    try:
-        tree = parse_one(sql, read="spark")
-    except SqlglotError:  # Spark may take it
-        return "", ""
-    for node in tree.find_all(exp.Func, exp.Column):
-        name = node.name
-        if isinstance(node, exp.Func) and not isinstance(node, exp.Anonymous):
-            name = node.sql_name()
-        if _UNSTEADY.fullmatch(name.lower()) and not (isinstance(node, exp.Column) and node.table):
-            return tree.alias_or_name, name.lower()
-    return tree.alias_or_name, ""

@@ -12,7 +12,7 @@ import tempfile
 import uuid
 from collections import Counter, defaultdict
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,9 +28,9 @@ from router.delta.dataset import dataset_of
 from router.delta.keyed.row_order import OUTBOX_ONLY
 from router.delta.lake import Lake
 from router.delta.replace_by_spark import staged_rows
-from router.delta.staged_files import partition_values, staged_parts
+from router.delta.staged_files import staged_parts
 from router.delta.unreadable_values import as_rows
-from router.engine.audit.dead_letters import DeadLetterGroup, DeadLetterSelection, groups_in
+from router.engine.audit.dead_letters import DeadLetterSelection, groups_in
 from router.engine.balance import sum_by_key, sum_counts
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, CopiedSchemas
@@ -56,14 +56,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Literal
 
+    import pyarrow as pa
+
     from router.delta.commit import TableCommit
+    from router.engine.audit.dead_letters import DeadLetterGroup
     from router.engine.balance import Partition
     from router.engine.batch_decision import BatchDecision
     from router.engine.label.layout import Layout
     from router.engine.land.job import Landed
     from router.engine.reprocess.context import ReprocessContext
 
-_PLACE = {TOPIC: "topic", PARTITION: "partition", OFFSET: "offset"}
 _ONLY_IN_OUTBOXES = {*OUTBOX_ONLY, *MERGED_COORDINATES}
 BRONZE_PLACE = "bronze"
 """What a preview calls the place of records that were stored."""
@@ -194,11 +196,25 @@ class Trial:
         noted = [*destination.noted, *_too_many_dead(context, staging_lake, decision)]
         return cls(context, staging_lake, decision, noted, decider.demands.blocked)
 
-    def dead_letters(self) -> ds.Dataset | None:
-        """Return the dead letters of the batch, None if there are none."""
+    def staged_rows(self) -> Iterator[tuple[TableCommit, str, pa.Table]]:
+        """Yield the rows of all sinks and of bronze part by part: their commit, the table that they are for, the rows.
+
+        If a sink sends its rows elsewhere, the target of the commit stands in place of the table.
+        """
+        for commit in self.decision.commits:
+            if commit.target == "/dead_letters":
+                continue
+            is_outbox = commit.table.startswith(OUTBOX)
+            for rows in staged_parts(self.staging_lake, commit.files, to_arrow_schema(commit.columns)):
+                if not is_outbox or TABLE not in rows.column_names:
+                    yield commit, commit.target if is_outbox else commit.table, rows
+                    continue
+                for table in pc.unique(rows.column(TABLE)).to_pylist():
+                    yield commit, table, rows.filter(pc.equal(rows.column(TABLE), table))
+
+    def dead_letters(self) -> ds.Dataset:
+        """Return the dead letters of the batch."""
         paths = [file.path for file in self.decision.landed.files if file.target == "/dead_letters"]
-        if not paths:
-            return None
         return ds.dataset(paths, DEAD_SCHEMA, format="parquet", filesystem=self.staging_lake.files)
 
     def calls(self, count: int, places: list[tuple[str, int, int]] | None = None) -> Iterator[SinkPreview]:
@@ -206,27 +222,25 @@ class Trial:
 
         Those of the first rows, or of the records at some places (topic, partition, offset).
         """
-        chosen = None
-        if places is not None:
-            chosen = self.context.spark.createDataFrame(places, "topic string, partition int, offset long")
+        spark = self.context.spark
         sinks = {f"{route}/{name}": sink for route, name, sink in self.context.config.all_sinks()}
         for commit in self.decision.commits:
             sink = sinks.get(commit.target)
-            if not isinstance(sink, ApplyingSink) or not commit.table.startswith(OUTBOX):
+            if not isinstance(sink, ApplyingSink):
                 continue
             calls: list[dict[str, Any]] = []
             if sink.previews and count:
-                events = staged_rows(self.context.spark, self.staging_lake, commit)
-                if chosen is None:
+                events = staged_rows(spark, self.staging_lake, commit)
+                if places is None:
                     events = events.limit(CALLS_OF)
                 else:
-                    is_chosen = [events[name] == chosen[source] for name, source in _PLACE.items()]
-                    events = events.join(F.broadcast(chosen), is_chosen, "left_semi")
+                    chosen = spark.createDataFrame(places, f"{TOPIC} string, {PARTITION} int, {OFFSET} long")
+                    events = events.join(F.broadcast(chosen), [TOPIC, PARTITION, OFFSET], "left_semi")
                 calls = sink.preview(events, Opening(self.context.folder, events.limit(0), trial=True))
             yield SinkPreview(commit.target, commit.rows, calls[:count])
 
 
-def preview(context: ReprocessContext, choice: RecordChoice, samples: int) -> Preview:
+def preview_records(context: ReprocessContext, choice: RecordChoice, samples: int) -> Preview:
     """Return where records would go, with some rows of each table as samples. Deletes what it has staged."""
     with staging_lake_of(context) as staging_lake, chosen_records(context, choice) as (place, records):
         return preview_of(Trial.of(context, staging_lake, place, records), records, samples, place)
@@ -243,7 +257,7 @@ def preview_of(trial: Trial, records: RawRecords, samples: int, place: str) -> P
         tables=tuple(_tables(trial, samples)),
         views=tuple(_views(trial, records, samples)),
         sinks=tuple(trial.calls(samples)),
-        dead_letters=tuple(_groups(trial.dead_letters())),
+        dead_letters=tuple(groups_in(trial.dead_letters(), DeadLetterSelection(), samples=1, value_bytes=None)),
         expectations=dict(sum_by_key(partitions, "violated")),
         waiting=trial.waiting,
     )
@@ -293,29 +307,30 @@ def chosen_records(context: ReprocessContext, choice: RecordChoice) -> Iterator[
 def _find_records(context: ReprocessContext, choice: RecordChoice) -> tuple[str, RawRecords]:
     """Return where the records come from, and the records. Lazy. Raises StartError if they cannot be had there."""
     config, spark, lake = context.config, context.spark, context.lake
-    kafka = config.source.kafka
-    has_bronze = bool(bronze_tables(lake, config))
-    if choice.source == "bronze" and not has_bronze:
-        raise StartError(f"{config.name} has no bronze with records; take them from the source: --source topic")
-    if has_bronze and choice.source != "topic":
+    chosen = choice.chosen
+    if choice.source != "topic" and bronze_tables(lake, config):
         bronze = BronzeRecords.newest(lake, config)
         records = bronze.frame(spark, lake)
-        if choice.chosen is not None:
-            return BRONZE_PLACE, RawRecords(stored_records(records.filter(choice.chosen.holds())))
+        if chosen is not None:
+            return BRONZE_PLACE, RawRecords(stored_records(records.filter(chosen.holds())))
         first_batch = bronze.batch_of_newest(lake, choice.last)
         # A batch may be landed more than once: the order says which records are chosen, each time the same.
         order = [F.desc("batch_id"), *(F.desc(name) for name in ("offset", "topic", "partition"))]
         newest = records.filter(F.col("batch_id") >= first_batch).orderBy(*order)
         return BRONZE_PLACE, RawRecords(stored_records(newest.limit(choice.last)))
+    if choice.source == "bronze":
+        raise StartError(f"{config.name} has no bronze with records; take them from the source: --source topic")
+
+    kafka = config.source.kafka
+    if kafka is None and chosen is not None:
+        raise StartError("records are chosen by time or offset in bronze or in a topic only; choose --last")
     if kafka is None:
-        if choice.chosen is not None:
-            raise StartError("records are chosen by time or offset in bronze or in a topic only; choose --last")
         return "the source", RawRecords(source.read_sample(spark, config, choice.last))
-    if choice.chosen is not None:
-        is_chosen = choice.chosen.holds()
-        offsets = offsets_of_range(spark, kafka, choice.chosen)
-        return "the topic", RawRecords.of_topic(spark, kafka, offsets, lambda records: records.filter(is_chosen))
-    return "the topic", RawRecords.of_topic(spark, kafka, source.newest_offsets(spark, kafka, choice.last))
+    if chosen is None:
+        return "the topic", RawRecords.of_topic(spark, kafka, source.newest_offsets(spark, kafka, choice.last))
+    is_chosen = chosen.holds()
+    offsets = offsets_of_range(spark, kafka, chosen)
+    return "the topic", RawRecords.of_topic(spark, kafka, offsets, lambda records: records.filter(is_chosen))
 
 
 def _too_many_dead(context: ReprocessContext, lake: Lake, decision: BatchDecision) -> list[str]:
@@ -329,40 +344,34 @@ def _too_many_dead(context: ReprocessContext, lake: Lake, decision: BatchDecisio
 
 def _tables(trial: Trial, samples: int) -> Iterator[TablePreview]:
     """Yield what tables would get, the rows of upserts by the table that each is for."""
-    staging_lake = trial.staging_lake
-    merges = merge_trial(trial)
-    for commit in trial.decision.commits:
-        if commit.target == "/dead_letters":
+    counts: Counter[tuple[str, str]] = Counter()
+    kept: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    commits: dict[tuple[str, str], TableCommit] = {}
+    for commit, table, rows in trial.staged_rows():
+        if table == commit.target:
             continue
+        key = (table, commit.target)
+        commits[key] = commit
+        counts[key] += len(rows)
+        shown = rows.slice(0, samples - len(kept[key]))
         if commit.table.startswith(OUTBOX):
-            for table in _tables_of_outbox(trial.context.lake, staging_lake, commit, samples):
-                yield replace(table, merge=merges.get((table.target, table.table)))
-            continue
-        change = "wider" if commit.added or commit.widened else ""
-        columns = {**columns_of(commit.added), **columns_of(commit.widened)}
-        if commit.decided == -1:
-            change, columns = "new", columns_of(commit.columns)
-        sample = _samples(staging_lake, commit, samples)
-        yield TablePreview(commit.table, commit.target, commit.rows, change, columns, sample)
+            shown = shown.drop_columns([name for name in _ONLY_IN_OUTBOXES if name in rows.column_names])
+        kept[key] += as_rows(shown)
 
-
-def _tables_of_outbox(lake: Lake, staging_lake: Lake, commit: TableCommit, samples: int) -> Iterator[TablePreview]:
-    """Yield the tables that the rows of an outbox are for, in one pass; none if the sink sends them elsewhere."""
-    counts: Counter[str] = Counter()
-    kept: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for file, rows in staged_parts(staging_lake, commit.files):
-        if TABLE not in file.columns:
-            continue
-        of_table = rows.drop_columns([name for name in _ONLY_IN_OUTBOXES if name in rows.column_names])
-        for count in rows.column(TABLE).value_counts().to_pylist():
-            table = count["values"]
-            counts[table] += count["counts"]
-            if len(kept[table]) < samples:
-                chosen = of_table.filter(pc.equal(rows.column(TABLE), table))
-                kept[table] += as_rows(chosen.slice(0, samples - len(kept[table])))
-    for table, count in sorted(counts.items()):
-        change = "new" if lake.open(table) is None else ""
-        yield TablePreview(table, commit.target, count, change, samples=kept[table])
+    merges = merge_trial(trial)
+    for table, target in sorted(commits):
+        commit = commits[table, target]
+        is_outbox = commit.table.startswith(OUTBOX)
+        columns = {} if is_outbox else {**columns_of(commit.added), **columns_of(commit.widened)}
+        change = "wider" if columns else ""
+        if is_outbox and trial.context.lake.open(table) is None:
+            change = "new"
+        elif not is_outbox and commit.decided == -1:
+            change = "new"
+            columns = columns_of(commit.columns)
+        yield TablePreview(
+            table, target, counts[table, target], change, columns, kept[table, target], merges.get((target, table))
+        )
 
 
 def columns_of(schema: str | None) -> dict[str, str]:
@@ -396,19 +405,3 @@ def _views(trial: Trial, records: RawRecords, samples: int) -> Iterator[TablePre
                 rows = dataset_of(handle)
                 columns = columns_of(handle.schema().to_json())
                 yield TablePreview(table, view.name, rows.count_rows(), "", columns, as_rows(rows.head(samples)))
-
-
-def _samples(lake: Lake, commit: TableCommit, count: int) -> list[dict[str, Any]]:
-    """Return the first rows of a commit."""
-    samples: list[dict[str, Any]] = []
-    for file, rows in staged_parts(lake, commit.files):
-        partition = partition_values(file, to_arrow_schema(commit.columns))
-        samples += [{**partition, **row} for row in as_rows(rows.slice(0, count - len(samples)))]
-        if len(samples) >= count:
-            break
-    return samples
-
-
-def _groups(letters: ds.Dataset | None) -> list[DeadLetterGroup]:
-    """Return the groups of dead letters, each with one record."""
-    return [] if letters is None else groups_in(letters, DeadLetterSelection(), samples=1, value_bytes=None)

@@ -5,6 +5,8 @@ A range is bounded before anything is read: by offsets of partitions, or by a pr
 
 from __future__ import annotations
 
+import re
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import reduce
@@ -22,7 +24,7 @@ from router.delta.dataset import dataset_of
 from router.delta.history import log_commits, log_versions
 from router.delta.transaction_id import TransactionId
 from router.engine.source.position import stored_records
-from router.engine.source.source import Offsets, complete_offsets, retained_offsets
+from router.engine.source.source import Offsets, newest_offsets, retained_offsets
 from router.engine.source.unreadable import RawRecords
 from router.errors import StartError
 from router.record import RAW_COLUMNS, RECORD_ARRIVAL, RECORD_SCHEMA, raw_columns
@@ -166,7 +168,7 @@ class BronzeRecords:
         versions: dict[str, int] = {}
         rows = 0
         for table in tables:
-            handle = _open_until(lake, table, str(TransactionId("bronze", query, table=table)), last)
+            handle = open_until(lake, table, re.escape(str(TransactionId("bronze", query, table=table))), last)
             if handle is None:
                 continue
             # The log counts the rows of each file: nothing is read for the number of records.
@@ -181,18 +183,16 @@ class BronzeRecords:
 
     def batch_of_newest(self, lake: Lake, rows: int) -> int:
         """Return the first batch of those that have at least the newest so many records; 0 if logs do not tell."""
-        spans: list[tuple[int, int, int]] = []
+        first_batches: list[tuple[int, int]] = []
         for table, version in self.versions.items():
             handle = DeltaTable(lake.address(table), version=version, storage_options=lake.delta_options(table))
             for file in pa.table(handle.get_add_actions(flatten=True)).to_pylist():
-                first, last = file.get("min.batch_id"), file.get("max.batch_id")
-                if first is None or last is None:
-                    return 0
-                spans.append((last, first, file["num_records"]))
-        for last, _, count in sorted(spans, reverse=True):
+                # A file without statistics may be of any batch.
+                first_batches.append((file.get("min.batch_id") or 0, file.get("num_records") or 0))
+        for first_batch, count in sorted(first_batches, reverse=True):
             rows -= count
             if rows <= 0:
-                return min(begin for end, begin, _ in spans if end >= last)
+                return first_batch
         return 0
 
     def frame(self, spark: SparkSession, lake: Lake) -> DataFrame:
@@ -232,12 +232,8 @@ def offsets_of_range(spark: SparkSession, kafka: KafkaSource, chosen: RecordRang
 
     Raises StartError if the topic does not have the first of them any more.
     """
-    begins: Offsets = {}
-    ends: Offsets = {}
-    for topic, spans in retained_offsets(spark, kafka, complete_offsets(spark, kafka, {})).items():
-        for number, (begin, end) in spans.items():
-            begins.setdefault(topic, {})[number] = begin
-            ends.setdefault(topic, {})[number] = end
+    # All that it has: no partition has as many records.
+    begins, ends = newest_offsets(spark, kafka, sys.maxsize)
     for topic, offsets in chosen.begins.items():
         for number, offset in offsets.items():
             problem = _gap(begins.get(topic, {}).get(number), offset)
@@ -379,17 +375,19 @@ def buckets(spans: DataFrame, width: int) -> DataFrame:
 Records = BronzeRecords | TopicRecords
 
 
-def _open_until(lake: Lake, table: str, app_id: str, last: int) -> DeltaTable | None:
-    """Return a table of bronze before the first batch after the last; None if that batch has made it."""
+def open_until(lake: Lake, table: str, app_ids: str, last: int) -> DeltaTable | None:
+    """Return a table before the first batch after the last; None if that batch has made it.
+
+    `app_ids` is a pattern of the transaction ids under which batches write it.
+    """
     first_later: int | None = None
-    for version in reversed(log_versions(lake, table)):
-        (commit,) = log_commits(lake, table, [version])
+    for commit in log_commits(lake, table, reversed(log_versions(lake, table))):
         # Other commits, such as compactions, have no batch.
-        batch = commit.transactions.get(app_id)
-        if batch is not None and batch <= last:
+        batches = [number for app_id, number in commit.transactions.items() if re.fullmatch(app_ids, app_id)]
+        if batches and max(batches) <= last:
             break
-        if batch is not None:
-            first_later = version
+        if batches:
+            first_later = commit.version
     if first_later is None:
         return lake.open(table)
     if first_later == 0:

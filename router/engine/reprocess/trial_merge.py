@@ -12,34 +12,35 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from router.api.sinks import MergingSink
-from router.api.table_options import PROPERTIES_OF_DELTA_RS, NewTable
-from router.delta.commit import stored_bytes
-from router.delta.constraints import CHECK
+from router.api.table_options import NewTable
+from router.delta.commit import stored_bytes, to_arrow
 from router.delta.history import REPAIRED, log_commits, log_versions
 from router.delta.keyed.row_versions import deletions_table, rows_of_keys
 from router.delta.keyed.upsert import LARGE
-from router.delta.replace import add_constraint, create_table, write_rows
+from router.delta.replace import copy_constraints, create_table, write_rows
 from router.delta.replace_by_spark import staged_rows
-from router.delta.staged_files import staged_parts
 from router.delta.transaction_id import deletions_id
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.committers import Committers
 from router.engine.merge.coordinator import MergeCoordinator, OutboxRows
+from router.engine.reprocess.records import open_until
 from router.errors import TableError, first_line
-from router.own_names import DELETIONS, TABLE
+from router.own_names import DELETIONS
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
     from router.api.sinks import KeyedTable
-    from router.delta.commit import TableCommit
     from router.delta.history import LogCommit
     from router.delta.lake import Lake
     from router.engine.balance import Partition
     from router.engine.reprocess.preview import Trial
+
+_DELETIONS_IDS = f".*{deletions_id('')}"
+"""A pattern of the ids under which batches remember deletions of a table."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,23 @@ class TrialMerge:
 def merge_trial(trial: Trial) -> dict[tuple[str, str], TrialMerge]:
     """Return the outcomes of a trial's merges, by target and table."""
     config, spark, lake = trial.context.config, trial.context.spark, trial.staging_lake
-    sinks = {f"{route}/{name}": sink for route, name, sink in config.all_sinks()}
-    targets = {target.key: target for target in trial.decision.plan.layout.targets if target.outbox}
+    sinks = {f"{route}/{name}": sink for route, name, sink in config.all_sinks() if isinstance(sink, MergingSink)}
+    keys: dict[str, list[pa.Table]] = defaultdict(list)
+    keyed_by: dict[str, KeyedTable] = {}
+    for commit, table, rows in trial.staged_rows():
+        if commit.target in sinks:
+            keyed_by[table] = sinks[commit.target].keyed()
+            keys[table].append(rows.select(keyed_by[table].keys))
+    # Of all sinks of a table at once, since their merges follow one another.
+    copied = {}
+    for table, parts in keys.items():
+        try:
+            copied[table] = _copy_rows(
+                trial, table, pa.concat_tables(parts, promote_options="permissive"), keyed_by[table]
+            )
+        except (TableError, DeltaError, OSError, ValueError, KeyError, SyntaxError) as error:
+            copied[table] = TrialMerge({}, unknown=first_line(error))
+
     merger = MergeCoordinator(
         query=f"{config.name}:preview",
         lake=lake,
@@ -72,29 +88,13 @@ def merge_trial(trial: Trial) -> dict[tuple[str, str], TrialMerge]:
         ledger=config.ledger,
         executors=trial.context.executors,
     )
-    works: list[tuple[TableCommit, MergingSink]] = []
-    keys: dict[str, list[pa.Table]] = defaultdict(list)
-    keyed_by: dict[str, KeyedTable] = {}
-    for work in trial.decision.commits:
-        sink = sinks.get(work.target)
-        if isinstance(sink, MergingSink) and work.target in targets:
-            works.append((work, sink))
-            for table, of_table in _keys_by_table(lake, work, sink.keyed()).items():
-                keys[table].append(of_table)
-                keyed_by[table] = sink.keyed()
-    # Of all sinks of a table at once, since their merges follow one another.
-    copied = {}
-    for table, parts in keys.items():
-        try:
-            copied[table] = _copy_rows(
-                trial, table, pa.concat_tables(parts, promote_options="permissive"), keyed_by[table]
-            )
-        except (TableError, DeltaError, OSError, ValueError, KeyError, SyntaxError) as error:
-            copied[table] = TrialMerge({}, unknown=first_line(error))
+    targets = {target.key: target for target in trial.decision.plan.layout.targets}
     merges: dict[tuple[str, str], TrialMerge] = {}
-    for work, sink in works:
-        rows = OutboxRows(targets[work.target], work, staged_rows(spark, lake, work), trial.decision.partitions, {})
-        outcomes = merger.merge_tables(sink, rows, {})
+    for work in trial.decision.commits:
+        if work.target not in sinks:
+            continue
+        events = OutboxRows(targets[work.target], work, staged_rows(spark, lake, work), trial.decision.partitions, {})
+        outcomes = merger.merge_tables(sinks[work.target], events, {})
         for table in outcomes.by_table.keys() | outcomes.failed.keys():
             unknown = copied[table].unknown or outcomes.failed.get(table, "")
             counts = {} if unknown else outcomes.by_table[table]
@@ -102,34 +102,26 @@ def merge_trial(trial: Trial) -> dict[tuple[str, str], TrialMerge]:
     return merges
 
 
-def _keys_by_table(lake: Lake, work: TableCommit, keyed: KeyedTable) -> dict[str, pa.Table]:
-    """Return the keys of the rows of an outbox, by the table that they are for."""
-    parts: dict[str, list[pa.Table]] = defaultdict(list)
-    for _, rows in staged_parts(lake, work.files):
-        for table in pc.unique(rows.column(TABLE)).to_pylist():
-            parts[table].append(rows.select(keyed.keys).filter(pc.equal(rows.column(TABLE), table)))
-    return {table: pa.concat_tables(of_table) for table, of_table in parts.items()}
-
-
 def _copy_rows(trial: Trial, table: str, keys: pa.Table, keyed: KeyedTable) -> TrialMerge:
     """Copy the rows of some keys, and the deletions that are remembered of them; return what they are copied from."""
     lake = trial.context.lake
-    handle = lake.open(table)
-    if handle is None:
+    before = lake.open(table)
+    if before is None:
         return TrialMerge({})
-    if stored_bytes(handle) > LARGE:
+    if stored_bytes(before) > LARGE:
         return TrialMerge({}, unknown=f"it has more than {LARGE >> 30} GiB")
     first = _first_commit(lake, table, trial.decision.partitions)
     if first is not None and first.version == 0:
         return TrialMerge({})
-    before = handle
     deletions = deletions_table(lake, table)
     try:
         if first is not None:
-            before = _open(lake, table, first.version - 1)
-            deletions = deletions and _deletions_before(lake, f"{table}.{DELETIONS}", deletions, first)
-        rows = rows_of_keys(before, keys, keyed, pa.schema(before.schema().to_arrow()).names)
-        gone = deletions and rows_of_keys(deletions, keys, keyed, pa.schema(deletions.schema().to_arrow()).names)
+            before.load_as_version(first.version - 1)
+        if first is not None and deletions is not None:
+            # A batch remembers its deletions under its number.
+            deletions = open_until(lake, f"{table}.{DELETIONS}", _DELETIONS_IDS, int(first.notes["router.batch"]) - 1)
+        rows = rows_of_keys(before, keys, keyed, to_arrow(before).names)
+        gone = deletions and rows_of_keys(deletions, keys, keyed, to_arrow(deletions).names)
     except (DeltaError, OSError):
         if first is None:
             raise
@@ -138,25 +130,6 @@ def _copy_rows(trial: Trial, table: str, keys: pa.Table, keyed: KeyedTable) -> T
     if deletions is not None:
         _write(trial.staging_lake, f"{table}.{DELETIONS}", gone, deletions)
     return TrialMerge({}, held_against=before.version())
-
-
-def _open(lake: Lake, table: str, version: int) -> DeltaTable:
-    return DeltaTable(lake.address(table), version=version, storage_options=lake.delta_options(table))
-
-
-def _deletions_before(lake: Lake, name: str, deletions: DeltaTable, first: LogCommit) -> DeltaTable | None:
-    """Return the deletions that were remembered before a commit: a batch remembers them under its number, too."""
-    batch = int(first.notes["router.batch"])
-    version = deletions.version() + 1
-    for commit in log_commits(lake, name, reversed(log_versions(lake, name))):
-        batches = [number for app_id, number in commit.transactions.items() if app_id.endswith(deletions_id(""))]
-        if batches and max(batches) < batch:
-            break
-        if batches:
-            version = commit.version
-    if version == 0:
-        return None
-    return _open(lake, name, version - 1)
 
 
 def _first_commit(lake: Lake, table: str, partitions: tuple[Partition, ...]) -> LogCommit | None:
@@ -182,12 +155,8 @@ def _first_commit(lake: Lake, table: str, partitions: tuple[Partition, ...]) -> 
 def _write(lake: Lake, name: str, rows: pa.Table, like: DeltaTable) -> None:
     """Make a table of some rows, with the properties of another one that matter to a merge."""
     metadata = like.metadata()
-    properties = metadata.configuration
-    kept = {key: value for key, value in properties.items() if key in PROPERTIES_OF_DELTA_RS}
-    own = {key: value for key, value in properties.items() if not key.startswith("delta.")}
-    options = NewTable(partition_by=tuple(metadata.partition_columns), properties=kept)
+    own = {key: value for key, value in metadata.configuration.items() if not key.startswith("delta.")}
+    options = NewTable(partition_by=tuple(metadata.partition_columns))
     copy = create_table(lake, name, rows.schema, options=options, properties=own, name=metadata.name or "")
     write_rows(copy, rows)
-    for key, sql in properties.items():
-        if key.startswith(CHECK):
-            add_constraint(copy, key.removeprefix(CHECK), sql)
+    copy_constraints(like, copy)

@@ -16,14 +16,13 @@ from pyspark.sql import functions as F
 
 from router.delta.casting import cast_to
 from router.delta.commit import to_arrow, to_arrow_schema
-from router.delta.constraints import CHECK
 from router.delta.dataset import dataset_of
 from router.delta.keyed.key_property import KEYED_BY, keyed_by, own_properties
 from router.delta.keyed.row_order import POSITION
 from router.delta.keyed.row_versions import deletions_table
 from router.delta.parquet_writer import FILE_BYTES, HELD_BYTES, Staging
 from router.delta.replace import (
-    add_constraint,
+    copy_constraints,
     create_table,
     create_with_files,
     made_as,
@@ -116,9 +115,7 @@ class UpsertRebuild:
             name=made_as(self.name) if may_widen else "",
             exclusive=True,
         )
-        for key, sql in repaired.metadata().configuration.items():
-            if key.startswith(CHECK):
-                add_constraint(created, key.removeprefix(CHECK), sql)
+        copy_constraints(repaired, created)
 
     def open(self) -> DeltaTable:
         """Return the table. Raises TableError if nothing was merged into it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,8 +13,9 @@ from click.testing import CliRunner, Result
 
 import router.cli
 from router.delta.lake import Lake
-from router.engine.reprocess.comparison import _unsteady_function
+from router.engine.reprocess.comparison import _unsteady
 from router.engine.spark import session
+from router_rules.rules import Sql
 from tests.engine.reprocess.test_preview import FLOCK
 from tests.lake_rows import read_rows
 
@@ -206,12 +208,20 @@ def test_what_is_no_difference_is_none(pair: Pair, old: dict[str, str], new: dic
         ("event.game", "game", ""),
         ("event.*", "*", ""),
         ("concat('now()', event.a) AS b", "b", ""),
-        ("unix_timestamp() AS at", "at", "current_timestamp"),
+        ("unix_timestamp() AS at", "at", "unix_timestamp"),
         ("unix_timestamp(event.t) AS at", "at", ""),
         ("SELECT ((", "", ""),
+        ("event.name AS user", "user", ""),
+        ("now() seen", "seen", "now"),
+        ("now() AS `when seen`  -- by us", "when seen", "now"),
+        ("user.name AS who", "who", ""),
+        ("upper(session_user) AS who", "who", "session_user"),
+        ("event.a /* not now() */ AS b", "b", ""),
     ],
 )
 def test_functions_with_another_value_each_time_are_found(sql: str, column: str, function: str) -> None:
-    found = _unsteady_function(sql)
+    route = SimpleNamespace(identity="all", expect=(), match=Sql(where="true"), select=[sql])
 
-    assert found == (column, function)
+    found = _unsteady(SimpleNamespace(routes=[route]))  # type: ignore[arg-type]
+
+    assert found == ({f"all/{column}": function} if function else {})
