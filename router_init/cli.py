@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +16,12 @@ from router.errors import StartError, to_printable
 from router_init.documents import (
     Inline,
     Plan,
-    observe,
     plan_tables,
     quote_name,
     write_configuration,
     write_schema,
 )
-from router_init.formats import Found, find_format, find_rows
-from router_init.observed import Observed
+from router_init.formats import find_format, find_rows
 from router_init.route_tests import write_tests
 from router_init.samples import find_files, sample_lines, sample_topics
 from router_schemas.registry_client import RegistryClient
@@ -34,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 OF_REGISTRY = "registry."
-IGNORED = ("/lake/",)
-"""Lines of .gitignore: what runs of the configuration make beside it."""
+IGNORED = "/lake/"
+"""The line of .gitignore for what runs of the configuration make beside it."""
 
 
 def _check_name(_context: click.Context, _argument: click.Parameter, name: str) -> str:
@@ -113,7 +110,8 @@ def _plan_topics(name: str, kafka: KafkaSource, url: str | None, of_registry: Ma
         source["options"] = {key: written[key] for key in kafka.options}
     logins = _nest_keys({key: written[key] for key in of_registry})
     options = Inline(url=f"${{REGISTRY:-{url}}}", **logins)
-    return plan_of(name, {"kafka": source}, found, registry=options, variables=tuple(variables.values()))
+    tables = plan_tables(name, found)
+    return Plan(name, {"kafka": source}, tables, registry=options, variables=tuple(variables.values()))
 
 
 def _check_registry(url: str, options: Mapping[str, str]) -> RegistryOptions:
@@ -128,49 +126,31 @@ def _nest_keys(pairs: Mapping[str, str]) -> dict[str, Any]:
     """Return the options of a registry as a configuration has them: `registry.basic.user` is `basic: {user: ...}`."""
     nested: dict[str, Any] = {}
     for key, value in pairs.items():
-        *above, last = key.removeprefix(OF_REGISTRY).split(".")
-        place = nested
-        for name in above:
-            place = place.setdefault(name, Inline())
-        place[last] = value
+        group, _, name = key.removeprefix(OF_REGISTRY).rpartition(".")
+        place = nested.setdefault(group, Inline()) if group else nested
+        place[name] = value
     return nested
 
 
 def _plan_files(name: str, files: FilesSource) -> Plan:
-    there = find_files(files)
-    form = {".csv": "csv", ".parquet": "parquet", ".avro": "avro"}.get(there[0].suffix)
+    paths = find_files(files)
+    source = {"path": files.path}
+    form = {".csv": "csv", ".parquet": "parquet", ".avro": "avro"}.get(paths[0].suffix)
     if form is None:
-        return plan_of(name, {"files": {"path": files.path}}, [find_format(sample_lines(there), None)])
-    source = {"path": files.path, "format": form}
-    plan = plan_of(name, {"files": source}, [find_rows(there, form)])
-    (table,) = plan.tables
+        return Plan(name, {"files": source}, plan_tables(name, [find_format(sample_lines(paths), None)]))
+    source["format"] = form
+    (table,) = plan_tables(name, [find_rows(paths, form)])
     if table.kind is not None:
         # Without it a test, which reads no file, would not know the field.
         source["schema_hints"] = f"{quote_name(table.kind.path[0])} string"
-    return plan
-
-
-def plan_of(name: str, source: dict[str, Any], found: list[Found], **more: Any) -> Plan:
-    """Return the plan that is made of some samples; `more` are fields of the plan."""
-    tables = plan_tables(name, found)
-    columns = observe(tables)
-    if columns.map_names:
-        columns = Observed()
-        seen = "JSON objects whose names are data: no columns can be made of them"
-        # Topics of other formats keep theirs.
-        bare = [
-            replace(each, decoder="none", seen=seen, events=()) if each.decoder == "json" else each for each in found
-        ]
-        tables = plan_tables(name, bare)
-    return Plan(name, source, tables, columns, **more)
+    return Plan(name, {"files": source}, (table,))
 
 
 def _add_ignored() -> None:
     file = Path(".gitignore")
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    missing = [line for line in IGNORED if line not in text.splitlines()]
-    if missing:
-        file.write_text("\n".join([*text.splitlines(), *missing, ""]), encoding="utf-8")
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    if IGNORED not in lines:
+        file.write_text("\n".join([*lines, IGNORED, ""]), encoding="utf-8")
 
 
 def _show_summary(plan: Plan, files: list[str]) -> None:

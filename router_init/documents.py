@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections import Counter
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +53,9 @@ class Table:
 
     found: Found
     base: str
-    """The name of the one table, or what stands before a kind."""
+    """The name of the one table, and what stands before a kind if there are other topics."""
+    is_alone: bool
+    """Whether no other topic has tables."""
     kind: Candidate | None
     candidates: tuple[Candidate, ...]
 
@@ -66,7 +68,7 @@ class Table:
             part = fold_text(value)
             stem = part.strip("_")[:60] or "kind"
             number = 1
-            while not is_usable_name(f"{LAYER}.{self.base}{part}") or part in parts.values() or part == OTHER:
+            while not is_usable_name(f"{self.prefix}{part}") or part in parts.values() or part == OTHER:
                 number += 1
                 part = f"{stem}_{number}"
             parts[value] = part
@@ -95,20 +97,26 @@ class Table:
         return ".".join(["event", *map(quote_name, self.kind.path)])
 
     @property
-    def is_plain(self) -> bool:
-        """Return whether all values can name tables as they are, and every record has one."""
-        if self.kind is None:
-            return False
-        complete = self.kind.records == len(self.found.events)
-        plain = all(part == value.lower() for value, part in self.parts.items())
-        return complete and plain and all(map(PLAIN_NAME.fullmatch, self.kind.path))
+    def prefix(self) -> str:
+        """Return what stands before a kind in the name of its table."""
+        return f"{LAYER}." if self.is_alone else f"{LAYER}.{self.base}_"
 
     @property
-    def template(self) -> str:
-        """Return the table of the sink."""
-        if self.kind is None:
-            return f"{LAYER}.{self.base}"
-        return f"{LAYER}.{self.base}{{{self.path if self.is_plain else NAME_COLUMN}}}"
+    def is_plain(self) -> bool:
+        """Return whether all values can name tables as they are, and every record has one."""
+        assert self.kind is not None
+        has_plain_values = all(part == value.lower() for value, part in self.parts.items())
+        is_complete = self.kind.records == len(self.found.events)
+        return has_plain_values and is_complete and all(map(PLAIN_NAME.fullmatch, self.kind.path))
+
+    @cached_property
+    def observed(self) -> list[Observed]:
+        """Return what was observed of the JSON objects of each table."""
+        by_table: dict[str, Observed] = defaultdict(Observed)
+        if self.found.decoder == "json":
+            for event in self.found.events:
+                by_table[self.name_of(event.fields)].add(event.fields)
+        return [*by_table.values()]
 
     def expression(self) -> str:
         """Return the SQL that makes a kind a part of a table's name, with functions that tasks evaluate themselves."""
@@ -128,8 +136,7 @@ class Table:
         """Return the table of an event."""
         if self.kind is None:
             return f"{LAYER}.{self.base}"
-        value = value_at(event, self.kind.path)
-        return f"{LAYER}.{self.base}{self.parts.get(value, OTHER)}"
+        return f"{self.prefix}{self.parts.get(value_at(event, self.kind.path), OTHER)}"
 
 
 @dataclass(frozen=True)
@@ -139,12 +146,22 @@ class Plan:
     name: str
     source: Mapping[str, Any]
     tables: tuple[Table, ...]
-    columns: Observed
-    """Of the JSON objects of all topics."""
     registry: Mapping[str, Any] = field(default_factory=dict)
     """How a decoder is told where it is."""
     variables: tuple[str, ...] = ()
     """Those without a default, which a login is written as."""
+
+    @cached_property
+    def columns(self) -> Observed:
+        """Return what was observed of the JSON objects of all topics, with those marked whose names are data."""
+        by_table: list[Observed] = []
+        columns = Observed()
+        for table in self.tables:
+            by_table += table.observed
+        for observed in by_table:
+            columns.join(observed)
+        columns.mark_maps(by_table)
+        return columns
 
     @cached_property
     def struct(self) -> T.StructType:
@@ -161,34 +178,19 @@ def plan_tables(name: str, found: Sequence[Found]) -> tuple[Table, ...]:
     """Return the tables of each topic."""
     tables: list[Table] = []
     for of_topic in found:
-        candidates = find_candidates([event.fields for event in of_topic.events])
-        kind = choose(candidates)
         base = to_underscores(name)
         if len(found) > 1:
             base = fold_text(of_topic.sample.name).strip("_")[:LONGEST_BASE] or "topic"
-            while base in {table.base.strip("_") for table in tables}:  # of `a.b` and `a-b`
+            while base in {table.base for table in tables}:  # of `a.b` and `a-b`
                 base += "_2"
-        if kind is not None:
-            base = f"{base}_" if len(found) > 1 else ""
-        tables.append(Table(of_topic, base, kind, tuple(candidates)))
+        candidates = find_candidates([event.fields for event in of_topic.events])
+        table = Table(of_topic, base, len(found) == 1, choose(candidates), tuple(candidates))
+        if any(observed.names_grow for observed in table.observed):
+            seen = "JSON objects whose names are data: no columns can be made of them"
+            bare = replace(of_topic, decoder="none", seen=seen, events=())
+            table = Table(bare, base, table.is_alone, None, ())
+        tables.append(table)
     return tuple(tables)
-
-
-def observe(tables: Sequence[Table]) -> Observed:
-    """Return the observed values of all JSON objects, with the objects marked whose names are data."""
-    by_kind: dict[str, Observed] = {}
-    for table in tables:
-        if table.found.decoder != "json":
-            continue
-        for event in table.found.events:
-            by_kind.setdefault(table.name_of(event.fields), Observed()).add(event.fields)
-    everything = Observed()
-    for observed in by_kind.values():
-        everything.join(observed)
-    if any(observed.names_grow for observed in by_kind.values()):
-        everything.join_names()
-    everything.mark_maps([*by_kind.values()])
-    return everything
 
 
 def fold_text(text: str) -> str:
@@ -210,12 +212,13 @@ def quote_name(name: str) -> str:
 
 def write_type(kind: T.DataType) -> str:
     """Return a type in Spark DDL, with names that DDL does not take bare in backticks; Spark's own needs a JVM."""
-    if isinstance(kind, T.StructType):
-        return f"struct<{', '.join(f'{quote_name(field.name)}: {write_type(field.dataType)}' for field in kind)}>"
-    if isinstance(kind, T.ArrayType):
-        return f"array<{write_type(kind.elementType)}>"
-    if isinstance(kind, T.MapType):
-        return f"map<string, {write_type(kind.valueType)}>"
+    match kind:
+        case T.StructType():
+            return f"struct<{', '.join(f'{quote_name(field.name)}: {write_type(field.dataType)}' for field in kind)}>"
+        case T.ArrayType():
+            return f"array<{write_type(kind.elementType)}>"
+        case T.MapType():
+            return f"map<string, {write_type(kind.valueType)}>"
     return kind.simpleString()
 
 
@@ -318,14 +321,16 @@ def describe_columns(columns: Observed, above: str = "") -> Iterator[str]:
 def _routes(plan: Plan, table: Table) -> Iterator[str]:
     """Yield the texts of a topic's routes, each after what was seen."""
     conditions = [f"topic = '{table.found.sample.name}'"] if len(plan.tables) > 1 else []
-    sink = Inline(delta=table.template)
+    sink = Inline(delta=f"{LAYER}.{table.base}")
     select = {}
     if table.kind is not None:
-        sink = Inline(tables=Inline(table=table.template, at_most=ROOM * len(table.kind.values)))
+        name = table.path
         if table.is_plain:
-            conditions.append(f"{table.path} IS NOT NULL")
+            conditions.append(f"{name} IS NOT NULL")
         else:
-            select = {"select": ["event.*", f"{table.expression()} AS {NAME_COLUMN}"]}
+            name = NAME_COLUMN
+            select = {"select": ["event.*", f"{table.expression()} AS {name}"]}
+        sink = Inline(tables=Inline(table=f"{table.prefix}{{{name}}}", at_most=ROOM * len(table.kind.values)))
     match = Inline(sql=" AND ".join(conditions) or "true")
     yield write_comments(table.describe_candidates(), "  ")
     yield write_yaml([{"name": route_name(plan, table), "match": match, **select, "sinks": [sink]}], "  ")
@@ -344,7 +349,7 @@ def _routes(plan: Plan, table: Table) -> Iterator[str]:
 
 def route_name(plan: Plan, table: Table) -> str:
     """Return the name of a topic's route."""
-    return plan.name if len(plan.tables) == 1 else re.sub(r"^[^a-z]+", "", table.base.strip("_")) or "topic"
+    return plan.name if len(plan.tables) == 1 else re.sub(r"^[^a-z]+", "", table.base) or "topic"
 
 
 def latest_table(plan: Plan, key: str) -> str:

@@ -9,6 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -93,10 +94,10 @@ def find_format(sample: Sample, registry: RegistryClient | None) -> Found:
     ids = Counter(schema_id for record in values if (schema_id := id_of(record.value)) is not None)
     schemas = _ask(registry, [schema_id for schema_id, _ in ids.most_common(MOST_IDS)]) if registry else {}
     framed = sum(ids[schema_id] for schema_id in schemas)
-    events = [Event(record, fields) for record in values if (fields := read_object(record.value)) is not None]
     least = max(1, LEAST_SHARE * len(values))
-    if framed >= least and registry is not None:
+    if framed >= least:
         return _of_registry(sample, schemas, f"{framed:,} of {len(values):,} values name a known schema")
+    events = [Event(record, fields) for record in values if (fields := read_object(record.value)) is not None]
     seen = f"{len(events):,} of {len(values):,} values are JSON objects"
     if len(events) >= least:
         return Found(sample, "json", seen, tuple(events))
@@ -148,19 +149,17 @@ def _ask(registry: RegistryClient, ids: Sequence[int]) -> dict[int, RegisteredSc
 def _of_registry(sample: Sample, schemas: dict[int, RegisteredSchema], seen: str) -> Found:
     kinds = {schema.kind for schema in schemas.values()}
     decoder = DECODERS[next(iter(kinds))] if len(kinds) == 1 else "auto"
-    readers = {schema_id: _reader_of(schema) for schema_id, schema in schemas.items()}
+    readers: dict[int | None, Read | None] = {number: _reader_of(schema) for number, schema in schemas.items()}
     events = []
     for record in sample.records:
         schema_id = id_of(record.value)
-        reader = readers.get(schema_id or 0)
-        if reader is None:
+        reader = readers.get(schema_id)
+        if record.value is None or reader is None:
             continue
-        try:
-            message, fields = reader(record.value or b"")
-        except Exception:
-            continue  # whatever a library raises on garbage
-        if isinstance(fields, dict):
-            events.append(Event(record, _as_json(fields), schema_id, message))
+        with suppress(Exception):  # whatever a library raises on garbage
+            message, fields = reader(record.value)
+            if isinstance(fields, dict):
+                events.append(Event(record, _as_json(fields), schema_id, message))
     return Found(sample, decoder, seen, tuple(events), schemas)
 
 
@@ -234,7 +233,7 @@ def find_rows(files: Sequence[FilePath], form: str) -> Found:
     """Return the rows found in files: the router reads their columns itself, so only their kinds are looked for."""
     rows = itertools.chain.from_iterable(_read_rows(file, form) for file in files)
     events = [Event(Sampled(None), _as_json(row)) for row in itertools.islice(rows, MOST_RECORDS)]
-    sample = Sample(join_names([file.name for file in files[:3]]), tuple(event.record for event in events))
+    sample = Sample(join_names([file.name for file in files]), tuple(event.record for event in events))
     return Found(sample, "rows", f"rows of {form.upper() if form == 'csv' else form} files", tuple(events))
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from router_init.observed import is_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 Path = tuple[str, ...]
 
@@ -61,27 +61,23 @@ def find_candidates(events: Sequence[Mapping[str, Any]]) -> list[Candidate]:
     refused = set()
     present = []
     for event in events:
-        paths = set()
-        for path, value in _walk(event):
-            if value is not None:  # change events have both states of a row, one of them null
-                paths.add(path)
-            if isinstance(value, str) and value and len(value) <= LONGEST_VALUE:
-                values[path][value] += 1
-                if len(values[path]) > MOST_VALUES:
-                    refused.add(path)
-            elif value not in (None, ""):
+        fields = dict(_walk(event))
+        present.append(fields.keys())
+        for path, value in fields.items():
+            if not isinstance(value, str) or len(value) > LONGEST_VALUE:
                 refused.add(path)
-        present.append(paths)
+            elif value:
+                values[path][value] += 1
     counts = Counter(path for paths in present for path in paths)
     tracked = counts.most_common(MOST_TRACKED)
     open_bits = {path: _entropy(count / len(events)) for path, count in tracked if count < len(events)}
     told: dict[Path, dict[Path, float]] = {}
     for path, of_path in values.items():
-        enough = of_path.total() >= FEWEST_RECORDS * len(events)
+        is_some = FEWEST_VALUES <= len(of_path) <= MOST_VALUES and of_path.total() >= FEWEST_RECORDS * len(events)
         # Values that go on coming are no kinds: each record would be its own.
         grows = sum(count == 1 for count in of_path.values()) * 10 > of_path.total()
         is_moment = all(map(is_time, of_path))
-        if path not in refused and enough and len(of_path) >= FEWEST_VALUES and not grows and not is_moment:
+        if path not in refused and is_some and not grows and not is_moment:
             told[path] = _tell(path, events, present, open_bits)
     # What nothing tells below the top are the names of an object that are data.
     tellable = {path for path in open_bits if len(path) == 1}.union(*told.values())
@@ -92,10 +88,8 @@ def find_candidates(events: Sequence[Mapping[str, Any]]) -> list[Candidate]:
 
 def choose(candidates: Iterable[Candidate]) -> Candidate | None:
     """Return the candidate that says the kind; None if none does."""
-    for candidate in candidates:
-        if candidate.score >= LEAST_SCORE or candidate.path[-1].lower() in BEST_GUESSES:
-            return candidate
-    return None
+    saying = (each for each in candidates if each.score >= LEAST_SCORE or each.path[-1].lower() in BEST_GUESSES)
+    return next(saying, None)
 
 
 def value_at(event: Any, path: Path) -> Any:
@@ -116,13 +110,14 @@ def _order(candidate: Candidate) -> tuple[float, bool, int, int, Path]:
 def _walk(event: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Any]]:
     for name, value in event.items():
         path = (*above, name)
-        yield path, value
+        if value is not None:  # change events have both states of a row, one of them null
+            yield path, value
         if isinstance(value, dict) and len(path) < DEPTH:
             yield from _walk(value, path)
 
 
 def _tell(
-    path: Path, events: Sequence[Mapping[str, Any]], present: Sequence[set[Path]], open_bits: Mapping[Path, float]
+    path: Path, events: Sequence[Mapping[str, Any]], present: Sequence[Set[Path]], open_bits: Mapping[Path, float]
 ) -> dict[Path, float]:
     """Return the other fields of whose presence a field's value tells more than chance, with the bits."""
     of_value: Counter[str | None] = Counter()

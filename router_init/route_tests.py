@@ -51,11 +51,6 @@ def write_tests(plan: Plan, *, with_values: bool) -> dict[str, str]:
             for version in versions:
                 files[schema_file(plan, version)] = version.text
             schemas[subject] = [schema_file(plan, version) for version in versions]
-    document: dict[str, Any] = {}
-    if plan.variables:
-        document["variables"] = dict.fromkeys(plan.variables, "not needed by tests")
-    if schemas:
-        document["schemas"] = schemas
     several = len(plan.tables) > 1
     cases = []
     for table in plan.tables:
@@ -71,8 +66,10 @@ def write_tests(plan: Plan, *, with_values: bool) -> dict[str, str]:
             "expect": {"dead_letters": [Inline(stage="decode")]} if decodes else {},
         }
     )
-    text = write_comments([f"router test {plan.name}.test.yaml"]) + write_yaml({**document, "tests": cases})
-    return {f"{plan.name}.test.yaml": text, **files}
+    variables = dict.fromkeys(plan.variables, "not needed by tests")
+    sections = {"variables": variables, "schemas": schemas, "tests": cases}
+    text = write_yaml({name: section for name, section in sections.items() if section})
+    return {f"{plan.name}.test.yaml": write_comments([f"router test {plan.name}.test.yaml"]) + text, **files}
 
 
 def schema_file(plan: Plan, schema: RegisteredSchema) -> str:
@@ -112,19 +109,21 @@ def _case(plan: Plan, table: Table, *, with_values: bool) -> dict[str, Any]:
 
 
 def choose_records(table: Table) -> dict[str, Event]:
-    """Return an event for each table: of the short ones the one with most fields."""
-    chosen: dict[str, tuple[tuple[bool, int, int], Event]] = {}
-    for event in table.found.events:
-        text = json.dumps(event.fields, ensure_ascii=False)
-        unnamed = table.kind is not None and value_at(event.fields, table.kind.path) not in (None, "", *table.parts)
-        if unnamed or UNWRITABLE.search(text):
-            continue
-        fields = -len(event.fields) if len(text) <= LONGEST_RECORD else 0
-        order = (len(text) > LONGEST_RECORD, fields, len(text))
+    """Return an event for each table, by its name: of the short ones the one with most fields."""
+    chosen: dict[str, Event] = {}
+    for event in sorted(table.found.events, key=_simplicity):
         name = table.name_of(event.fields)
-        if name not in chosen or order < chosen[name][0]:
-            chosen[name] = (order, event)
-    return {name: event for name, (_, event) in sorted(chosen.items())}
+        unnamed = table.kind is not None and value_at(event.fields, table.kind.path) not in (None, "", *table.parts)
+        if name in chosen or unnamed or UNWRITABLE.search(json.dumps(event.fields, ensure_ascii=False)):
+            continue
+        chosen[name] = event
+    return dict(sorted(chosen.items()))
+
+
+def _simplicity(event: Event) -> tuple[bool, int, int]:
+    characters = len(json.dumps(event.fields, ensure_ascii=False))
+    is_long = characters > LONGEST_RECORD
+    return (is_long, 0 if is_long else -len(event.fields), characters)
 
 
 def shorten(value: Any) -> Any:

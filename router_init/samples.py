@@ -155,7 +155,7 @@ def sample_lines(files: Sequence[Path]) -> Sample:
     of_last_file = _read_lines(files[-1:])
     lines = [*itertools.islice(itertools.chain(_read_lines(files[:-1]), of_last_file), half)]
     lines += deque(of_last_file, half)
-    return Sample(join_names([file.name for file in files[:3]]), tuple(lines))
+    return Sample(join_names([file.name for file in files]), tuple(lines))
 
 
 def _read_lines(files: Iterable[Path]) -> Iterator[Sampled]:

@@ -59,10 +59,8 @@ def capture_record(
     described = [describe_record(record)]
     if not with_values:
         described.append(describe_record(mask_record(record, file)))
-    cases = []
-    for fields in described:
-        expected = Expected(tables=None, sent=None)
-        cases.append(RouteTest(name=name, records=(InputRecord(**fields),), expect=expected))
+    expected = Expected(tables=None, sent=None)
+    cases = [RouteTest(name=name, records=(InputRecord(**fields),), expect=expected) for fields in described]
     if path.exists() and tests.tested_configuration(path).resolve() != file.resolve():
         raise StartError(f"{path} tests {tests.tested_configuration(path)}, and no test of {file} can stand there")
     if any(case.records == cases[-1].records for case in tests.tests):

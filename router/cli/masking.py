@@ -182,11 +182,9 @@ def mask_moment(text: str) -> str:
     """Return another date or time of this form, with its zone; a date is of one of the nine years before."""
     match = MOMENT_TEXT.fullmatch(text)
     assert match is not None
-    bounds = dict(MOMENT_BOUNDS)
-    if match["year"]:
-        bounds["year"] = (max(1, int(match["year"]) - 9), max(1, int(match["year"]) - 1))
-    if match["fraction"]:
-        bounds["fraction"] = (0, 10 ** len(match["fraction"]) - 1)
+    year = int(match["year"] or 2)
+    bounds = {**MOMENT_BOUNDS, "year": (max(1, year - 9), max(1, year - 1))}
+    bounds["fraction"] = (0, 10 ** len(match["fraction"] or "") - 1)
     for name, (low, high) in bounds.items():
         begin, end = match.span(name)
         if begin >= 0:

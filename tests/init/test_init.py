@@ -16,8 +16,7 @@ from router.config.loader import load_config
 from router.engine.preflight.route_tests import load_tests
 from router.registry import load_registry
 from router_init import samples
-from router_init.cli import plan_of
-from router_init.documents import plan_tables
+from router_init.documents import Plan, plan_tables
 from router_init.formats import Event, Found
 from router_init.samples import Sample, Sampled
 from tests.init.topics import SECRETS, draw_topic
@@ -168,7 +167,7 @@ def test_a_topic_of_names_that_are_data_leaves_others_their_format() -> None:
     data = [Event(Sampled(b""), {f"ann-{number}": 1, f"tok{number}": 2}) for number in range(300)]
     row = Event(Sampled(b""), {"n": 1}, 7)
     found = [Found(Sample("a", ()), "json", "", tuple(data)), Found(Sample("b", ()), "avro", "", (row,))]
-    plan = plan_of("shop", {}, found)
+    plan = Plan("shop", {}, plan_tables("shop", found))
     assert [table.found.decoder for table in plan.tables] == ["none", "avro"]
     assert not plan.struct.fields
 
