@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import fastavro
 import pyarrow.parquet as pq
+from msgspec import to_builtins
 
 from router.errors import join_names
 from router_init.observed import look_at
@@ -48,7 +49,10 @@ BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class Event:
-    """What a record says: its fields as JSON has them, and the schema and message that it was written with."""
+    """What a record says: its fields as JSON has them, and the schema and message that it was written with.
+
+    Times, decimals and bytes are texts: only kinds are looked for in them.
+    """
 
     record: Sampled
     fields: dict[str, Any]
@@ -139,10 +143,8 @@ def _ask(registry: RegistryClient, ids: Sequence[int]) -> dict[int, RegisteredSc
     """Return the schemas that the registry has of some ids, the oldest first, with their subjects."""
     schemas = {}
     for schema_id in sorted(ids):
-        try:
+        with suppress(NotFound, RegistryRefuses):  # garbage names any id
             schemas[schema_id] = replace(registry.by_id(schema_id), subjects=registry.subjects_of(schema_id))
-        except (NotFound, RegistryRefuses):
-            continue  # garbage names any id
     return schemas
 
 
@@ -159,7 +161,7 @@ def _of_registry(sample: Sample, schemas: dict[int, RegisteredSchema], seen: str
         with suppress(Exception):  # whatever a library raises on garbage
             message, fields = reader(record.value)
             if isinstance(fields, dict):
-                events.append(Event(record, _as_json(fields), schema_id, message))
+                events.append(Event(record, to_builtins(fields, enc_hook=str), schema_id, message))
     return Found(sample, decoder, seen, tuple(events), schemas)
 
 
@@ -195,7 +197,8 @@ def least_event(schema: RegisteredSchema, path: Path) -> Any:
 
     parsed = fastavro.parse_schema(json.loads(schema.text, object_hook=change_part))
     # Zeros are a value of every type: 0, a text or list of nothing, the first symbol.
-    return _as_json(fastavro.schemaless_reader(io.BytesIO(bytes(MOST_ZEROS)), parsed, None))
+    fields = fastavro.schemaless_reader(io.BytesIO(bytes(MOST_ZEROS)), parsed, None)
+    return json.loads(json.dumps(fields, default=bytes.decode))
 
 
 def _protobuf_reader(schema: RegisteredSchema) -> Read | None:
@@ -219,20 +222,10 @@ def _protobuf_reader(schema: RegisteredSchema) -> Read | None:
     return read
 
 
-def _as_json(fields: Any) -> dict[str, Any]:
-    """Return fields with texts in place of times, bytes and decimals: only kinds are looked for in them."""
-    plain: dict[str, Any] = json.loads(json.dumps(fields, default=_as_text))
-    return plain
-
-
-def _as_text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
 def find_rows(files: Sequence[FilePath], form: str) -> Found:
     """Return the rows found in files: the router reads their columns itself, so only their kinds are looked for."""
     rows = itertools.chain.from_iterable(_read_rows(file, form) for file in files)
-    events = [Event(Sampled(None), _as_json(row)) for row in itertools.islice(rows, MOST_RECORDS)]
+    events = [Event(Sampled(None), to_builtins(row, enc_hook=str)) for row in itertools.islice(rows, MOST_RECORDS)]
     sample = Sample(join_names([file.name for file in files]), tuple(event.record for event in events))
     return Found(sample, "rows", f"rows of {form.upper() if form == 'csv' else form} files", tuple(events))
 
@@ -241,7 +234,7 @@ def _read_rows(file: FilePath, form: str) -> Iterator[Any]:
     match form:
         case "csv":
             with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
-                yield from csv.DictReader(lines)
+                yield from csv.DictReader(lines, restkey="")
         case "parquet":
             for batch in pq.ParquetFile(file).iter_batches(MOST_RECORDS):
                 yield from batch.to_pylist()

@@ -97,11 +97,17 @@ class Observed:
             case bool():
                 return "boolean"
             case int():
-                return self._observe_whole_number(value)
+                self.largest = max(self.largest, abs(value))
+                if -(2**BITS) <= value < 2**BITS:
+                    return "bigint"
+                return "decimal" if len(str(abs(value))) <= MOST_DIGITS else "double"
             case float():
                 return "double"
+            case str() if is_time(value):
+                return "timestamp"
             case str():
-                return self._observe_text(value)
+                self.looks.update(name for name, pattern in LOOKS.items() if pattern.fullmatch(value))
+                return "string"
             case list():
                 elements = self.inside[None]
                 for element in look_at(value):
@@ -110,18 +116,6 @@ class Observed:
         for name, inner in value.items():
             self.inside[name].add(inner)
         return "object"
-
-    def _observe_whole_number(self, value: int) -> str:
-        self.largest = max(self.largest, abs(value))
-        if -(2**BITS) <= value < 2**BITS:
-            return "bigint"
-        return "decimal" if len(str(abs(value))) <= MOST_DIGITS else "double"
-
-    def _observe_text(self, value: str) -> str:
-        if is_time(value):
-            return "timestamp"
-        self.looks.update(name for name, pattern in LOOKS.items() if pattern.fullmatch(value))
-        return "string"
 
     def join(self, other: Observed) -> None:
         """Add what was observed elsewhere of the same place."""

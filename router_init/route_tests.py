@@ -181,7 +181,5 @@ def find_maps(columns: Observed, above: Path = ()) -> Iterator[Path]:
     if columns.map_names:
         yield above
     for name, inner in columns.inside.items():
-        step = name
-        if name is None and columns.map_names:
-            step = "*"
+        step = "*" if columns.map_names else name
         yield from find_maps(inner, above if step is None else (*above, step))

@@ -9,6 +9,7 @@ import glob
 import itertools
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,8 +90,8 @@ def sample_topics(kafka: KafkaSource) -> list[Sample]:
         compacted = _find_compacted(admin, kafka.topics)
         samples = []
         for topic in kafka.topics:
-            records, total = _sample_topic(consumer, topic, [*existing[topic].partitions])
-            samples.append(Sample(topic, records, total, topic in compacted))
+            partitions = [*existing[topic].partitions]
+            samples.append(_sample_topic(consumer, topic, partitions, compacted=topic in compacted))
         return samples
     except KafkaException as error:
         raise StartError(f"the brokers at {kafka.servers} do not answer: {error.args[0].str()}") from None
@@ -103,17 +104,13 @@ def _find_compacted(admin: AdminClient, topics: Sequence[str]) -> set[str]:
     resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
     compacted = set()
     for resource, answer in admin.describe_configs(resources, request_timeout=BROKER_TIMEOUT_SECONDS).items():
-        try:
-            policy = answer.result(BROKER_TIMEOUT_SECONDS)["cleanup.policy"].value
-        except (KafkaException, KeyError):
-            continue  # who may read a topic need not see how it is set
-        if "compact" in policy:
-            compacted.add(resource.name)
+        with suppress(KafkaException, KeyError):  # who may read a topic need not see how it is set
+            if "compact" in answer.result(BROKER_TIMEOUT_SECONDS)["cleanup.policy"].value:
+                compacted.add(resource.name)
     return compacted
 
 
-def _sample_topic(consumer: Consumer, topic: str, partitions: Sequence[int]) -> tuple[tuple[Sampled, ...], int]:
-    """Return records of a topic, and how many there are."""
+def _sample_topic(consumer: Consumer, topic: str, partitions: Sequence[int], *, compacted: bool) -> Sample:
     quota = max(1, MOST_RECORDS // (2 * len(partitions)))
     firsts: dict[int, tuple[int, int]] = {}
     lasts: dict[int, tuple[int, int]] = {}
@@ -125,7 +122,7 @@ def _sample_topic(consumer: Consumer, topic: str, partitions: Sequence[int]) -> 
         firsts[partition] = (begin, middle)
         lasts[partition] = (max(middle, end - quota), end)
     records = (*_read_spans(consumer, topic, firsts), *_read_spans(consumer, topic, lasts))
-    return records, total
+    return Sample(topic, records, total, compacted)
 
 
 def _read_spans(consumer: Consumer, topic: str, spans: dict[int, tuple[int, int]]) -> Iterator[Sampled]:

@@ -84,12 +84,12 @@ def capture_record(
 
 def describe_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record as a route test gives it; raise StartError if it cannot."""
-    described: dict[str, Any] = {"value": record["value"]}
+    described: dict[str, Any] = {}
+    value = record["value"]
     try:
-        if record["value"] is not None:
-            described["value"] = record["value"].decode()
+        described["value"] = None if value is None else value.decode()
     except UnicodeDecodeError:
-        described = {"base64": base64.b64encode(record["value"]).decode()}
+        described["base64"] = base64.b64encode(value).decode()
     try:
         if record["key"] is not None:
             described["key"] = record["key"].decode()

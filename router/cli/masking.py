@@ -13,6 +13,7 @@ import re
 import string
 import sys
 import unicodedata
+from contextlib import suppress
 from dataclasses import dataclass
 
 KeyPath = tuple[str, ...]
@@ -132,12 +133,11 @@ class Mask:
         if text in self.words:
             return text
         if text.lstrip()[:1] in JSON_STARTS:
-            try:
+            # What is no JSON, or too deep, is masked as text, names of fields also.
+            with suppress(ValueError, RecursionError):
                 masked = self._mask_part(json.loads(text), path)
                 separators = (", ", ": ") if '": ' in text else (",", ":")
                 return json.dumps(masked, separators=separators, ensure_ascii=text.isascii())
-            except (ValueError, RecursionError):
-                pass  # no JSON, or too deep: masked as text, names of fields also
         return mask_plain_text(text)
 
 
