@@ -108,8 +108,7 @@ def _plan_topics(name: str, kafka: KafkaSource, url: str | None, of_registry: Ma
     source: dict[str, Any] = {"servers": f"${{KAFKA:-{kafka.servers}}}", "topics": [*kafka.topics]}
     if kafka.options:
         source["options"] = {key: written[key] for key in kafka.options}
-    logins = _nest_keys({key: written[key] for key in of_registry})
-    options = Inline(url=f"${{REGISTRY:-{url}}}", **logins)
+    options = Inline(url=f"${{REGISTRY:-{url}}}", **_nest_keys({key: written[key] for key in of_registry}))
     tables = plan_tables(name, found)
     return Plan(name, {"kafka": source}, tables, registry=options, variables=tuple(variables.values()))
 

@@ -12,6 +12,7 @@ import textwrap
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -154,10 +155,8 @@ class Plan:
     @cached_property
     def columns(self) -> Observed:
         """Return what was observed of the JSON objects of all topics, with those marked whose names are data."""
-        by_table: list[Observed] = []
+        by_table = [*chain.from_iterable(table.observed for table in self.tables)]
         columns = Observed()
-        for table in self.tables:
-            by_table += table.observed
         for observed in by_table:
             columns.join(observed)
         columns.mark_maps(by_table)

@@ -163,6 +163,17 @@ def test_objects_whose_names_are_data_make_no_columns() -> None:
     assert "ann-" not in text + Path("shop.test.yaml").read_text()
 
 
+def test_names_that_are_data_inside_of_such_names_make_no_columns() -> None:
+    """Without it tokens stand in a configuration as names of columns."""
+    values = []
+    for number in range(100):
+        by_token = {f"tok{number}-{place}": 1 for place in range(3)}
+        values.append(json.dumps({"by_user": {f"ann-{number}": by_token}}).encode())
+    write_lines(values)
+    assert columns_of(written()) == {"by_user": "map<string, map<string, bigint>>"}
+    assert "tok" not in Path("shop.yaml").read_text() + Path("shop.test.yaml").read_text()
+
+
 def test_a_topic_of_names_that_are_data_leaves_others_their_format() -> None:
     data = [Event(Sampled(b""), {f"ann-{number}": 1, f"tok{number}": 2}) for number in range(300)]
     row = Event(Sampled(b""), {"n": 1}, 7)
