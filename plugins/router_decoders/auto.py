@@ -86,10 +86,11 @@ class Auto(RegistryDecoder):
 
     def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has files of all formats; the ending of a file's name gives its format."""
-        from router_schemas.protobuf.descriptors import imports_below
+        from router_schemas.json_schema.documents import referenced_files
+        from router_schemas.protobuf.descriptors import imported_files
         from router_schemas.registry_client import OfflineRegistry
 
-        return OfflineRegistry(None, schemas, imports_below)
+        return OfflineRegistry(None, schemas, {"PROTOBUF": imported_files, "JSON": referenced_files})
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
         """Return an event as the decoder of its schema's format does."""

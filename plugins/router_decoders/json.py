@@ -392,9 +392,10 @@ class JsonSchema(RegistryDecoder):
 
     def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has files with JSON Schemas."""
+        from router_schemas.json_schema.documents import referenced_files
         from router_schemas.registry_client import OfflineRegistry
 
-        return OfflineRegistry("JSON", schemas)
+        return OfflineRegistry("JSON", schemas, {"JSON": referenced_files})
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
         """Return an event as an object in its wire format. It is not checked against the schema."""

@@ -171,10 +171,10 @@ class Protobuf(RegistryDecoder):
 
     def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has .proto files."""
-        from router_schemas.protobuf.descriptors import imports_below
+        from router_schemas.protobuf.descriptors import imported_files
         from router_schemas.registry_client import OfflineRegistry
 
-        return OfflineRegistry("PROTOBUF", schemas, imports_below)
+        return OfflineRegistry("PROTOBUF", schemas, {"PROTOBUF": imported_files})
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
         """Return the message of an event given as in ProtoJSON, in its wire format; with a wrapper the outer one."""

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -445,8 +446,8 @@ class OfflineRegistry:
     """A registry of files of one kind, with those methods of RegistryClient that read.
 
     `subjects`: subject -> its versions, the oldest first. Without a kind, a file's kind follows from its name, by
-    KIND_BY_SUFFIX. Ids count from 1 in the order of the files. `imports` returns the files of a folder that a text
-    imports.
+    KIND_BY_SUFFIX. Ids count from 1 in the order of the files. `imports` has, for a kind, what returns the texts of the
+    files that a file with some text refers to, by the names it uses.
     """
 
     name = "the files of the test"
@@ -457,7 +458,7 @@ class OfflineRegistry:
         self,
         kind: Kind | None,
         subjects: Mapping[str, Sequence[Path]],
-        imports: Callable[[Path, str], Mapping[str, str]] = lambda folder, text: {},
+        imports: Mapping[Kind, Callable[[Path, str], Mapping[str, str]]] = MappingProxyType({}),
     ) -> None:
         self._ids: dict[Path, int] = {}
         self._texts: dict[int, RegisteredSchema] = {}
@@ -466,13 +467,14 @@ class OfflineRegistry:
         for path in dict.fromkeys(chain.from_iterable(self._subjects.values())):
             number = len(self._ids) + 1
             self._ids[path] = number
-            text = _read_text(path)
             file_kind = kind or kind_of(path)
             references = []
-            if file_kind == "PROTOBUF":
-                for name, imported in imports(path.parent, text).items():
-                    self._imported[name] = RegisteredSchema(0, file_kind, imported)
-                    references.append(Reference(name, name, 1))
+            with schema_file(path):
+                text = path.read_text(encoding="utf-8")
+                if file_kind in imports:
+                    for name, imported in imports[file_kind](path, text).items():
+                        self._imported[name] = RegisteredSchema(0, file_kind, imported)
+                        references.append(Reference(name, name, 1))
             self._texts[number] = RegisteredSchema(number, file_kind, text, tuple(references))
 
     def choose_file(self, path: Path | None) -> tuple[int, Path]:
@@ -525,8 +527,3 @@ def kind_of(path: Path) -> Kind:
     if path.suffix not in KIND_BY_SUFFIX:
         raise StartError(f"schema file {path.name}: its name has to end in one of {', '.join(KIND_BY_SUFFIX)}")
     return KIND_BY_SUFFIX[path.suffix]
-
-
-def _read_text(path: Path) -> str:
-    with schema_file(path):
-        return path.read_text(encoding="utf-8")

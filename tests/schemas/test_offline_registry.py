@@ -8,8 +8,10 @@ from uuid import UUID
 import pytest
 
 from router import StartError
+from router_decoders import Auto, JsonSchema
+from router_schemas.json_schema.documents import struct_of_text
 from router_schemas.model import ResolvedSchema
-from router_schemas.protobuf.descriptors import compile_schema, imports_below
+from router_schemas.protobuf.descriptors import compile_schema, imported_files
 from router_schemas.registry_client import OfflineRegistry
 from router_schemas.registry_options import NotFound
 from router_schemas.resolver import References
@@ -28,7 +30,9 @@ def files(tmp_path: Path) -> dict[str, Path]:
 
 
 def test_versions_have_ids_in_their_order_and_bring_what_they_import(files: dict[str, Path]) -> None:
-    disk = OfflineRegistry("PROTOBUF", {"bets": [files["bet.proto"], files["bet_2.proto"]]}, imports_below)
+    disk = OfflineRegistry(
+        "PROTOBUF", {"bets": [files["bet.proto"], files["bet_2.proto"]]}, {"PROTOBUF": imported_files}
+    )
 
     assert disk.versions("bets") == (1, 2)
     assert disk.version("bets", 2) == disk.by_id(2)
@@ -36,6 +40,19 @@ def test_versions_have_ids_in_their_order_and_bring_what_they_import(files: dict
     closed = ResolvedSchema(disk.by_id(1), References(disk).imports_of(disk.by_id(1)))
     assert closed.imports == {"money.proto": MONEY}
     assert compile_schema(closed)
+
+
+@pytest.mark.parametrize("decoder", [JsonSchema, Auto])
+def test_a_json_schema_brings_the_files_that_it_refers_to(tmp_path: Path, decoder: type[JsonSchema | Auto]) -> None:
+    """Without it a configuration whose schemas have references cannot be tested."""
+    bet = '{"properties": {"stake": {"$ref": "money.json#/$defs/cents"}}}'
+    (tmp_path / "bet.json").write_text(bet)
+    (tmp_path / "money.json").write_text('{"$defs": {"cents": {"type": "integer"}}}')
+
+    disk = decoder.model_validate({"registry": "http://localhost"}).on_disk({"bets": [tmp_path / "bet.json"]})
+
+    imports = References(disk).imports_of(disk.version("bets", 1))
+    assert struct_of_text(bet, imports).simpleString() == "struct<stake:bigint>"
 
 
 def test_the_newest_version_writes_unless_a_file_is_named(files: dict[str, Path]) -> None:

@@ -82,10 +82,10 @@ def struct_of_file(file: Path, text: str) -> T.StructType:
 
     It may refer to other files, by paths from its own folder.
     """
-    return _map_schema(TypeMapping, text, _referenced_files(file, text), file.absolute().as_uri())
+    return _map_schema(TypeMapping, text, referenced_files(file, text), file.absolute().as_uri())
 
 
-def _referenced_files(file: Path, text: str) -> dict[str, str]:
+def referenced_files(file: Path, text: str) -> dict[str, str]:
     """Return the texts of the files that a schema file refers to, directly or not, by their paths from its folder."""
     texts = {file.name: text}
     waiting = [file.name]

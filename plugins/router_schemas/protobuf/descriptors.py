@@ -78,7 +78,7 @@ def read_descriptors(path: Path, timeout: float = 30) -> bytes:
     """
     if path.suffix == ".proto":
         text = path.read_text(encoding="utf-8")
-        imports = imports_below(path.parent, text)
+        imports = imported_files(path, text)
         return compile_schema(ResolvedSchema(RegisteredSchema(0, "PROTOBUF", text), imports), timeout)
     try:
         files = {file.name: file for file in descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes()).file}
@@ -219,15 +219,15 @@ def _imported_names(text: str) -> list[str]:
     return ["".join(quoted) for quoted in _IMPORT_STATEMENT.findall(text)]
 
 
-def imports_below(folder: Path, text: str) -> dict[str, str]:
-    """Return the files below a folder that a text needs."""
+def imported_files(file: Path, text: str) -> dict[str, str]:
+    """Return the texts of the files below a file's folder that it imports, directly or not, by their names."""
     imports: dict[str, str] = {}
     waiting = _imported_names(text)
     while waiting:
         name = waiting.pop()
-        if name in imports or not _FILE_NAME.fullmatch(name) or not (folder / name).is_file():
+        if name in imports or not _FILE_NAME.fullmatch(name) or not (file.parent / name).is_file():
             continue
-        imports[name] = (folder / name).read_text(encoding="utf-8")
+        imports[name] = (file.parent / name).read_text(encoding="utf-8")
         waiting += _imported_names(imports[name])
     return imports
 
