@@ -107,7 +107,7 @@ class Table:
         """Return whether all values can name tables as they are, and every record has one."""
         assert self.kind is not None
         has_plain_values = all(part == value.lower() for value, part in self.parts.items())
-        is_complete = self.kind.records == len(self.found.events)
+        is_complete = self.kind.values.total() == len(self.found.events)
         return has_plain_values and is_complete and all(map(PLAIN_NAME.fullmatch, self.kind.path))
 
     @cached_property
@@ -249,8 +249,7 @@ Dumper.add_representer(str, _write_text)
 
 def write_yaml(value: Any, indent: str = "") -> str:
     """Return a value as YAML, its keys in their order."""
-    text = yaml.dump(value, Dumper=Dumper, width=2**31, allow_unicode=True, sort_keys=False)
-    return textwrap.indent(text, indent)
+    return textwrap.indent(yaml.dump(value, Dumper=Dumper, width=2**31, allow_unicode=True, sort_keys=False), indent)
 
 
 def write_comments(lines: Iterable[str], indent: str = "") -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from router_init.observed import is_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 Path = tuple[str, ...]
 
@@ -41,44 +41,37 @@ class Candidate:
     """A field that may say the kind: its values with their numbers, and the share that they tell of what others are."""
 
     path: Path
-    values: Mapping[str, int]
+    values: Counter[str]
     score: float
 
-    @property
-    def records(self) -> int:
-        """Return how many records have it."""
-        return sum(self.values.values())
-
     def __str__(self) -> str:
-        return (
-            f"{len(self.values):,} values in {self.records:,} records, {self.score:.0%} of which other fields are there"
-        )
+        records = self.values.total()
+        return f"{len(self.values):,} values in {records:,} records, {self.score:.0%} of which other fields are there"
 
 
 def find_candidates(events: Sequence[Mapping[str, Any]]) -> list[Candidate]:
     """Return the fields that may say of what kind an event is, the best first."""
     values: dict[Path, Counter[str]] = defaultdict(Counter)
     refused = set()
-    present = []
-    for event in events:
-        fields = dict(_walk(event))
-        present.append(fields.keys())
+    counts: Counter[Path] = Counter()
+    records = [dict(_walk(event)) for event in events]
+    for fields in records:
+        counts.update(fields.keys())
         for path, value in fields.items():
             if not isinstance(value, str) or len(value) > LONGEST_VALUE:
                 refused.add(path)
             elif value:
                 values[path][value] += 1
-    counts = Counter(path for paths in present for path in paths)
     tracked = counts.most_common(MOST_TRACKED)
-    open_bits = {path: _entropy(count / len(events)) for path, count in tracked if count < len(events)}
+    open_bits = {path: _entropy(count / len(records)) for path, count in tracked if count < len(records)}
     told: dict[Path, dict[Path, float]] = {}
     for path, of_path in values.items():
-        is_some = FEWEST_VALUES <= len(of_path) <= MOST_VALUES and of_path.total() >= FEWEST_RECORDS * len(events)
+        is_some = FEWEST_VALUES <= len(of_path) <= MOST_VALUES and of_path.total() >= FEWEST_RECORDS * len(records)
         # Values that go on coming are no kinds: each record would be its own.
         grows = sum(count == 1 for count in of_path.values()) * 10 > of_path.total()
         is_moment = all(map(is_time, of_path))
         if path not in refused and is_some and not grows and not is_moment:
-            told[path] = _tell(path, events, present, open_bits)
+            told[path] = _tell(path, records, open_bits)
     # What nothing tells below the top are the names of an object that are data.
     tellable = {path for path in open_bits if len(path) == 1}.union(*told.values())
     total = math.fsum(open_bits[path] for path in tellable)
@@ -92,13 +85,9 @@ def choose(candidates: Iterable[Candidate]) -> Candidate | None:
     return next(saying, None)
 
 
-def value_at(event: Any, path: Path) -> Any:
-    """Return a field of a field; None if it is not there."""
-    for name in path:
-        if not isinstance(event, dict):
-            return None
-        event = event.get(name)
-    return event
+def value_at(event: Mapping[str, Any], path: Path) -> Any:
+    """Return a field, or a field of a field; None if it is not there."""
+    return dict(_walk(event)).get(path)
 
 
 def _order(candidate: Candidate) -> tuple[float, bool, int, int, Path]:
@@ -116,23 +105,20 @@ def _walk(event: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, An
             yield from _walk(value, path)
 
 
-def _tell(
-    path: Path, events: Sequence[Mapping[str, Any]], present: Sequence[Set[Path]], open_bits: Mapping[Path, float]
-) -> dict[Path, float]:
+def _tell(path: Path, records: Sequence[Mapping[Path, Any]], open_bits: Mapping[Path, float]) -> dict[Path, float]:
     """Return the other fields of whose presence a field's value tells more than chance, with the bits."""
-    of_value: Counter[str | None] = Counter()
-    together: Counter[tuple[str | None, Path]] = Counter()
+    of_value: Counter[str] = Counter()
+    together: Counter[tuple[str, Path]] = Counter()
     others = {other for other in open_bits if other[: len(path)] != path and path[: len(other)] != other}
-    for event, paths in zip(events, present, strict=True):
-        value = value_at(event, path)
-        kind = value if isinstance(value, str) else None
-        of_value[kind] += 1
-        together.update((kind, other) for other in paths & others)
-    left: dict[Path, float] = defaultdict(float)
-    for (kind, other), count in together.items():
-        left[other] += of_value[kind] / len(events) * _entropy(count / of_value[kind])
-    chance = CHANCE * (len(of_value) - 1) / (2 * len(events) * math.log(2))
-    told = {other: open_bits[other] - left[other] - chance for other in others}
+    for fields in records:
+        value = fields.get(path, "")
+        of_value[value] += 1
+        together.update((value, other) for other in fields.keys() & others)
+    remaining: dict[Path, float] = defaultdict(float)
+    for (value, other), count in together.items():
+        remaining[other] += of_value[value] / len(records) * _entropy(count / of_value[value])
+    chance = CHANCE * (len(of_value) - 1) / (2 * len(records) * math.log(2))
+    told = {other: open_bits[other] - remaining[other] - chance for other in others}
     return {other: bits for other, bits in told.items() if bits > 0}
 
 
