@@ -69,9 +69,25 @@ class Mask:
     kept: frozenset[KeyPath] = frozenset()
     words: frozenset[str] = frozenset()
 
-    def mask_value(self, value: object) -> object:
-        """Return a value of JSON with others in place of its texts and numbers; raise UnmaskableError for any other."""
-        return self._mask_part(value, ())
+    def mask_value(self, value: object, path: KeyPath = ()) -> object:
+        """Return a value of JSON, at a path of a record, with others in place of its texts and numbers.
+
+        Raises UnmaskableError for a value of any other type.
+        """
+        if path in self.kept:
+            return value
+        match value:
+            case None | bool():
+                return value
+            case dict():
+                return self._mask_object(value, path)
+            case list():
+                return [self.mask_value(item, path) for item in value]
+            case str():
+                return self._mask_text(value, path)
+            case int() | float():
+                return self._mask_number(value)
+        raise UnmaskableError(f"{type(value).__name__} is no type of JSON")
 
     def mask_record(self, value: bytes | None) -> bytes | None:
         """Return the value or key of a record, masked: JSON or text, also behind a frame of Confluent's wire format.
@@ -90,22 +106,6 @@ class Mask:
         # A lone surrogate of JSON has no UTF-8: this writes it as JSON does.
         return frame + self._mask_text(text, ()).encode(errors="backslashreplace")
 
-    def _mask_part(self, value: object, path: KeyPath) -> object:
-        if path in self.kept:
-            return value
-        match value:
-            case None | bool():
-                return value
-            case dict():
-                return self._mask_object(value, path)
-            case list():
-                return [self._mask_part(item, path) for item in value]
-            case str():
-                return self._mask_text(value, path)
-            case int() | float():
-                return self._mask_number(value)
-        raise UnmaskableError(f"{type(value).__name__} is no type of JSON")
-
     def _mask_number(self, value: float) -> float:
         if repr(value) in self.words or not math.isfinite(value):
             return value
@@ -119,13 +119,13 @@ class Mask:
         masked: dict[str, object] = {}
         for key, part in value.items():
             if path not in self.maps and (self.are_all_maps or FIELD_NAME.fullmatch(key)):
-                masked[key] = self._mask_part(part, (*path, key))
+                masked[key] = self.mask_value(part, (*path, key))
                 continue
             masked_key = self._mask_text(key, path)
             while masked_key in masked:
                 # Two short keys became one, which would lose a value.
                 masked_key += "x"
-            masked[masked_key] = self._mask_part(part, (*path, "*"))
+            masked[masked_key] = self.mask_value(part, (*path, "*"))
         return masked
 
     def _mask_text(self, text: str, path: KeyPath) -> str:
@@ -135,7 +135,7 @@ class Mask:
         if text.lstrip()[:1] in JSON_STARTS:
             # What is no JSON, or too deep, is masked as text, names of fields also.
             with suppress(ValueError, RecursionError):
-                masked = self._mask_part(json.loads(text), path)
+                masked = self.mask_value(json.loads(text), path)
                 separators = (", ", ": ") if '": ' in text else (",", ":")
                 return json.dumps(masked, separators=separators, ensure_ascii=text.isascii())
         return mask_plain_text(text)
