@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
     from typing_extensions import Self
-
-log = logging.getLogger("router")
 
 
 class Rest(OpenSink):
@@ -117,10 +114,7 @@ class Rest(OpenSink):
         return resend_rows(self, events, aside, batch)
 
     def _log_in(self) -> None:
-        """Raise StartError for a login that cannot work. Tables also start while a token server is unavailable."""
+        """Raise StartError for a login that cannot work, ConnectionError while a token server is unavailable."""
         from router_rest.logins.credentials import make_login
 
-        try:
-            make_login(self.open_credentials(self.folder).current_credentials())
-        except ConnectionError as error:
-            log.warning("rest %s: no token yet: %s", self.limit, error)
+        make_login(self.open_credentials(self.folder).current_credentials())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, SecretStr, field_validator
 from pyspark.errors import AnalysisException, ParseException
@@ -63,8 +63,8 @@ class Kafka(ApplyingSink):
     and router.offset: but for the batch they are the same when a record is sent again, and no other record has them.
 
     Delivery: at least once, in order per source partition and key. What Kafka, or the schema, refuses for good is a
-    dead letter; while Kafka is unavailable the stream waits. Runs as one shuffle by source partition and one stage in
-    Python.
+    dead letter; while Kafka is unavailable, or refuses topic or login, rows wait. Runs as one shuffle by source
+    partition and one stage in Python.
     """
 
     ordered: ClassVar[bool] = True
@@ -94,6 +94,9 @@ class Kafka(ApplyingSink):
     other_cluster: bool = Field(
         default=False,
         description="`servers` are not the source's: a record may go to a topic of the name that it came from",
+    )
+    mode: Literal["detached", "inline"] = Field(
+        default="detached", description="`detached`: a query of its own, tables do not wait; `inline`: the batch waits"
     )
     options: dict[str, SecretStr] = Field(
         default_factory=dict, description="passed to librdkafka as they are: security.protocol, sasl.password, ..."
@@ -136,6 +139,11 @@ class Kafka(ApplyingSink):
                     f"the option {name} belongs to the sink: {TAKEN_CLIENT_OPTIONS.get(name, 'remove it')}"
                 )
         return options
+
+    @property
+    def detached(self) -> bool:
+        """Return whether the sink has a query of its own, so that tables do not wait for Kafka."""
+        return self.mode == "detached"
 
     def prepare(self, opening: Opening) -> Self:
         """Return this sink with the schema of its values. Asks Kafka and the registry."""

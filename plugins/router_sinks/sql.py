@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     from router_sinks.sql_client import InsertJob
 
-log = logging.getLogger("router")
 SQL_URL_PATTERN = re.compile(r"[a-z0-9_]+(\+[a-z0-9_]+)?://.*", re.DOTALL)
 DEFAULT_PORTS = {"postgresql": 5432, "mysql": 3306, "mariadb": 3306, "mssql": 1433, "oracle": 1521}
 
@@ -113,12 +111,7 @@ class Database(ApplyingSink):
         except (AnalysisException, ParseException) as error:
             raise StartError(str(error).strip().split("\n")[0]) from error
         job = self._make_job(opening.events)
-        try:
-            check_database(job, self.table if job.fixed else None)
-        except ConnectionError as error:
-            if opening.trial:
-                raise
-            log.warning("%s; its rows wait in the outbox", error)  # nothing else does
+        check_database(job, self.table if job.fixed else None)
         prepared = self.model_copy()
         prepared._opening = opening
         return prepared

@@ -401,8 +401,8 @@ class ApplyingSink(Sink, ABC):
     def prepare(self, opening: Opening) -> Self:
         """Return a copy that is ready to apply. Called once, at the start of a stream. Runs on the driver.
 
-        Raise StartError if a person has to change something first, OSError if the API is unavailable: the start then
-        waits.
+        Raise StartError if a person has to change something first, OSError if the API is unavailable: then the start
+        waits, but for a detached sink, which its own query prepares later.
         """
         return self
 

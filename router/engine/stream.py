@@ -48,6 +48,7 @@ from router.engine.start.checks import (
     Checkpoint,
     executors_of,
     find_starting_offsets,
+    last_manifest,
     make_reachable,
     refuse_speculation,
     was_cut_off,
@@ -388,11 +389,8 @@ class _StreamRun:
         self.error, self.batches = None, None  # a query that starts again has a session of its own
         self.status.note_start_step("the sinks and the lookups")
         if not self.open:  # within the retries: they wait for a source that is unavailable
-            self.config = open_sinks(
-                self.config, self.spark, self.folder, self._learnt_schemas, trial=self.config.debug
-            )
+            self._open_sinks()
             self.open = True
-            self._open_detached_sinks()
         if self.topics is None:
             by_ledger = begin is not None
             self.topics = TopicIds.of(self.spark, self.config, self.lake, self.checkpoint, by_ledger=by_ledger)
@@ -430,10 +428,24 @@ class _StreamRun:
         """
         return self.batches is not None and self.error is None and NO_LATEST_OFFSETS in str(error)
 
-    def _open_detached_sinks(self) -> None:
+    def _open_sinks(self) -> None:
+        """Prepare the sinks; a detached one that cannot be is tried again by its own query, and nothing else waits.
+
+        One that refuses a configuration which is new is a mistake of that, and ends the start.
+        """
+        newest = last_manifest(self.checkpoint)
+        is_new = newest is None or newest.config != self.fingerprint
+        self.config, closed = open_sinks(
+            self.config,
+            self.spark,
+            self.folder,
+            self._learnt_schemas,
+            trial=self.config.debug,
+            may_wait=lambda error: not self.config.debug and (isinstance(error, OSError) or not is_new),
+        )
         about = self.config, self.spark, self.lake, self.checkpoint, self.options.stop, self.executors
         self.detached = DetachedSinks.of(
-            *about, once=self._runs_once, sent=self.status.note_sent, waits=self.status.sink_waits
+            *about, closed, once=self._runs_once, sent=self.status.note_sent, waits=self.status.sink_waits
         )
         self.detached.check_checkpoints(self.options.accept)
         if not self._runs_once:

@@ -8,13 +8,14 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from router import ApplyingSink, Batch, Outcome, Sink, hookimpl
+from router import ApplyingSink, Batch, Opening, Outcome, Sink, StartError, hookimpl
 
 
 class Pigeons(ApplyingSink):
     """Append `[n, batch, replay]` to the file `flown` of a folder.
 
-    While there is a file `storm`, they do not fly; with a file `closed` they never will.
+    While there is a file `storm`, they do not fly; with a file `closed` they never will. A file `night` keeps them from
+    getting ready, as one `moved` does until a person has done something.
     """
 
     main_option = "loft"
@@ -23,6 +24,13 @@ class Pigeons(ApplyingSink):
     @property
     def detached(self) -> bool:
         return True
+
+    def prepare(self, opening: Opening) -> Pigeons:
+        if (Path(self.loft) / "night").exists():
+            raise ConnectionError("it is night")
+        if (Path(self.loft) / "moved").exists():
+            raise StartError("the loft has moved")
+        return self
 
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:
         loft = Path(self.loft)

@@ -69,3 +69,9 @@ def _ends(consumer: Consumer, topic: str) -> dict[int, int]:
 def topics_of(servers: str) -> set[str]:
     """Return the names of all topics."""
     return set(AdminClient({"bootstrap.servers": servers}).list_topics(timeout=20).topics)
+
+
+def delete_topic(servers: str, topic: str) -> None:
+    """Delete a topic, and wait until it is gone."""
+    admin = AdminClient({"bootstrap.servers": servers})
+    admin.delete_topics([topic], operation_timeout=60)[topic].result(60)

@@ -64,6 +64,13 @@ _APPEND_WAIT_SECONDS = 0.02
 """Seconds to wait at most before the second try."""
 
 
+class OpenedSinks(NamedTuple):
+    """A configuration with its sinks prepared; `closed` has by route/sink what detached ones need to prepare later."""
+
+    config: Config
+    closed: dict[str, Opening]
+
+
 class AppliedBatch(NamedTuple):
     """What the sinks of a batch did: counts by route/sink, and the tables that were merged into, each with its sink."""
 
@@ -399,14 +406,23 @@ def wants_opening(sink: Sink) -> bool:
     return isinstance(sink, ApplyingSink) and type(sink).prepare is not ApplyingSink.prepare
 
 
-def open_sinks(config: Config, spark: SparkSession, folder: Path, memory: Memory, *, trial: bool = False) -> Config:
-    """Return the configuration with its sinks prepared; the decoder must be prepared already, in `memory`.
+def open_sinks(
+    config: Config,
+    spark: SparkSession,
+    folder: Path,
+    memory: Memory,
+    *,
+    trial: bool = False,
+    may_wait: Callable[[Exception], bool] = lambda error: False,
+) -> OpenedSinks:
+    """Prepare the sinks of a configuration, whose decoder must be prepared already, in `memory`. No job runs.
 
-    No job runs. With `trial` they change nothing. Raises StartError with route and sink, and OSError if a service is
-    unavailable: try again later.
+    With `trial` they change nothing. A detached sink with an error that `may_wait` stays closed. Raises StartError with
+    route and sink, and OSError if a service is unavailable: try again later.
     """
+    closed: dict[str, Opening] = {}
     if not any(wants_opening(sink) for route in config.routes for sink in route.sinks):
-        return config
+        return OpenedSinks(config, closed)
     decoder = config.decode.refresh(frozenset())
     config = config.model_copy(update={"decode": decoder})
     layout = layout_of(config, spark, memory)
@@ -414,8 +430,28 @@ def open_sinks(config: Config, spark: SparkSession, folder: Path, memory: Memory
     routes = []
     for route in config.routes:
         openings = {sink: Opening(folder, frame, trial) for sink, frame in _empty_frames(layout, route, spark)}
-        routes.append(_prepare_sinks(route, openings))
-    return config.model_copy(update={"routes": tuple(routes)})
+        sinks: list[Sink] = []
+        for name, sink in route.named_sinks.items():
+            try:
+                sinks.append(prepared_sink(sink, openings.get(name)))
+            except (RouterError, OSError) as error:
+                if isinstance(sink, ApplyingSink) and sink.detached and may_wait(error):
+                    closed[f"{route.identity}/{name}"] = openings[name]
+                    sinks.append(sink)
+                elif isinstance(error, RouterError):
+                    raise StartError(f"route {route.name}, sink {name}: {error}") from error
+                else:
+                    raise
+        routes.append(route.model_copy(update={"sinks": tuple(sinks)}))
+    return OpenedSinks(config.model_copy(update={"routes": tuple(routes)}), closed)
+
+
+def prepared_sink(sink: Sink, opening: Opening | None) -> Sink:
+    """Return a sink that is ready for rows; one that needs nothing for that is returned as it is."""
+    if opening is None or not wants_opening(sink):
+        return sink
+    prepared: Sink = call_part(sink, "prepare", ApplyingSink, opening)
+    return prepared
 
 
 def _empty_frames(layout: Layout, route: Route, spark: SparkSession) -> Iterator[tuple[str, DataFrame]]:
@@ -424,16 +460,3 @@ def _empty_frames(layout: Layout, route: Route, spark: SparkSession) -> Iterator
         if target.outbox and target.route == route.identity:
             kinds = to_spark_columns(target.schema, ntz=True)
             yield target.sink, spark.createDataFrame([], kinds)
-
-
-def _prepare_sinks(route: Route, openings: dict[str, Opening]) -> Route:
-    sinks: list[Sink] = []
-    for name, sink in route.named_sinks.items():
-        if not isinstance(sink, ApplyingSink) or not wants_opening(sink):
-            sinks.append(sink)
-            continue
-        try:
-            sinks.append(call_part(sink, "prepare", ApplyingSink, openings[name]))
-        except RouterError as error:
-            raise StartError(f"route {route.name}, sink {name}: {error}") from error
-    return route.model_copy(update={"sinks": tuple(sinks)})

@@ -15,7 +15,7 @@ from pyspark.errors import StreamingQueryException
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_event_set
 from tenacity.nap import sleep_using_event
 
-from router.api.sinks import Applied, Batch
+from router.api.sinks import Applied, ApplyingSink, Batch
 from router.config.models import parse_interval
 from router.delta.commit import has_parts
 from router.delta.maintenance import delete_older
@@ -28,14 +28,16 @@ from router.engine.outbox.retention import TIDY_SECONDS, not_parked
 from router.engine.retryable_errors import GrowingPauses, RepeatedTrouble, is_temporary
 from router.engine.start.spark_checkpoint import SparkNotes
 from router.errors import RouterError, SinkError, StartError, TableError, first_line
+from router.registry import call_part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from router.acceptance import Accepted
+    from router.api.sinks import Opening
     from router.config.models import Config
     from router.delta.lake import Lake
     from router.engine.spark.executors import Executors
@@ -70,11 +72,13 @@ class _Stopped(Exception):  # noqa: N818 - no error
 class DetachedSink(OutboxSink):
     """One sink with a streaming query of its own over its outbox.
 
-    With `once` the query ends when all rows of the outbox are sent, else when `stop` is set. `failed` is the error that
-    ended it; `ended` is its last batch. `sent` is called with the key and the counts of each batch, `waits`
-    with the key and why a batch failed, or an empty text once one has come through.
+    `opening` is what a sink that is still closed needs to be prepared. With `once` the query ends when all rows of the
+    outbox are sent, else when `stop` is set. `failed` is the error that ended it; `ended` is its last batch. `sent` is
+    called with the key and the counts of each batch, `waits` with the key and why a batch failed, or an empty text once
+    one has come through.
     """
 
+    opening: Opening | None = None
     once: bool = False
     sent: Callable[[str, Applied], None] | None = None
     waits: Callable[[str, str], None] | None = None
@@ -123,6 +127,9 @@ class DetachedSink(OutboxSink):
 
     def _run_query(self) -> None:
         self.failed = None
+        if self.opening:
+            self.sink = call_part(self.sink, "prepare", ApplyingSink, self.opening)
+            self.opening = None
         if not self._wait_for_outbox():
             return
         self.mend_notes()
@@ -308,12 +315,13 @@ class DetachedSinks:
         checkpoint: Lake,
         stop: threading.Event,
         executors: Executors,
+        closed: Mapping[str, Opening],
         *,
         once: bool,
         sent: Callable[[str, Applied], None] | None = None,
         waits: Callable[[str, str], None] | None = None,
     ) -> DetachedSinks:
-        """Return the detached sinks of a configuration whose sinks are open; see `DetachedSink`."""
+        """Return the detached sinks of a configuration; `closed` has what those that are not open need for it."""
         detached = []
         for route, name, sink in config.detached_sinks():
             detached.append(
@@ -327,6 +335,7 @@ class DetachedSinks:
                     route=route,
                     name=name,
                     sink=sink,
+                    opening=closed.get(f"{route}/{name}"),
                     once=once,
                     sent=sent,
                     waits=waits,

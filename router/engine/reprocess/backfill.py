@@ -204,7 +204,7 @@ class Backfill(Reprocessing):
         config = self.config.with_sinks(_writes_tables)
         if not config.routes:
             raise StartError(f"no sink of {self.config.name} writes a table")
-        config = open_sinks(config, self.spark, self.context.folder, self.context.memory)
+        config = open_sinks(config, self.spark, self.context.folder, self.context.memory).config
         tables = tables_of(config, self.spark, self.lake)
         destination = BackfillDestination(config, run.name, self.lake, tables)
         batches = Batches(

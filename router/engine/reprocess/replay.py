@@ -463,7 +463,8 @@ class DeadLetterReplay(Reprocessing):
 
     def _batches(self, run: NamedRun[DeadLetterChoice], scope: Scope) -> Batches:
         try:
-            config = open_sinks(_config_of(scope, self.config), self.spark, self.context.folder, self.context.memory)
+            config = _config_of(scope, self.config)
+            config = open_sinks(config, self.spark, self.context.folder, self.context.memory).config
         except OSError as error:
             raise StartError(f"{error}; try again when it is back") from error
         return Batches(

@@ -27,12 +27,15 @@ from router.registry import Registry, load_registry
 from router_demo.api import Api, Failure
 from tests.lake_rows import read_rows
 from tests.rest.tasks import shorten_outages
+from tests.sinks.topic import delete_topic, read_topic
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
+
+    from router_demo.kafka import EmbeddedKafka
 
 YAML = """\
 name: games
@@ -194,6 +197,66 @@ def test_tables_go_on_while_a_sink_cannot(loft: Loft, running: Callable[[], None
     wait_until(lambda: loft.flown() == [1, 2, 3], "three rows are sent")
     running()
     assert loft.booked() == {"landed": 3, "applied": 3, "dead": 0, "backlog": 0}
+
+
+def test_a_start_waits_for_no_sink_that_cannot_get_ready(loft: Loft, running: Callable[[], None]) -> None:
+    """Without it a broker of one sink that is down keeps the tables of all games from starting."""
+    (loft.folder / "night").touch()
+    loft.comes(1)
+    wait_until(lambda: loft.booked()["backlog"] == 1, "the row has landed")
+    assert (loft.flown(), [row["n"] for row in loft.rows("silver.all")]) == ([], [1])
+
+    (loft.folder / "night").unlink()
+
+    wait_until(lambda: loft.flown() == [1], "the row is sent")
+    running()
+
+
+def test_a_sink_that_refuses_stops_only_a_new_configuration(loft: Loft) -> None:
+    """Without it what changes outside, as a dropped topic or a newer schema, stops all tables at the next start."""
+    moved = loft.folder / "moved"
+    moved.touch()
+    loft.comes(1)
+    with pytest.raises(StartError, match="route all, sink pigeons: the loft has moved"):
+        loft.run()
+    assert loft.rows("silver.all") == []
+    moved.unlink()
+    loft.run()
+    moved.touch()
+    loft.comes(2)
+
+    with pytest.raises(StartError, match="all/pigeons: the loft has moved"):
+        loft.run()
+
+    assert sorted(row["n"] for row in loft.rows("silver.all")) == [1, 2]
+    assert (loft.flown(), loft.booked()["backlog"]) == ([1], 1)
+    moved.unlink()
+    loft.run()
+    assert loft.flown() == [1, 2]
+
+
+def test_tables_go_on_while_a_topic_is_gone(loft: Loft, broker: EmbeddedKafka, request: pytest.FixtureRequest) -> None:
+    """Without it a topic that somebody deletes stops the tables of all games, with or without a new start."""
+    broker.create_topic("all-bets")
+    loft.sink = f'{{kafka: {{servers: "{broker.servers}", topic: all-bets}}}}'
+    loft.comes(1)
+    running = request.getfixturevalue("running")
+    wait_until(lambda: len(read_topic(broker.servers, "all-bets")) == 1, "the first row is sent")
+    delete_topic(broker.servers, "all-bets")
+    for n in (2, 3):
+        loft.comes(n)
+        wait_until(lambda n=n: n in [row["n"] for row in loft.rows("silver.all")], "the row is in its table")
+    running()
+    loft.comes(4)
+
+    with pytest.raises(StartError, match="all/kafka: there is no topic all-bets"):
+        loft.run()
+
+    assert sorted(row["n"] for row in loft.rows("silver.all")) == [1, 2, 3, 4]
+    broker.create_topic("all-bets")
+    loft.run()
+    values = {json.loads(message.value or b"")["n"] for message in read_topic(broker.servers, "all-bets")}
+    assert values == {2, 3, 4}
 
 
 @pytest.fixture(params=["black-holed", pytest.param("refusing", marks=pytest.mark.slow)])

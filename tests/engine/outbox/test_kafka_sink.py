@@ -51,13 +51,13 @@ def bet(game: str | None, n: int, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def begin(request: pytest.FixtureRequest, make_query: Any, spark: SparkSession, tmp_path: Path) -> Begin:
-    """Begin a query with one route of one Kafka sink, opened as a stream opens it."""
+    """Begin a query with one route of one Kafka sink, which is opened as a stream opens it and sends with the batch."""
 
     def begin(match: str = "event.n >= 0", select: tuple[str, ...] = ("event.*",), **options: Any) -> Query:
-        sink = load_registry().resolve(Sink, {"kafka": options})
+        sink = load_registry().resolve(Sink, {"kafka": {"mode": "inline", **options}})
         route = Route(name="bets", match=Where(sql=match), select=select, sinks=(sink,))
         query = make_query(tmp_path, commit=getattr(request, "param", "auto"), decode=Events(ddl=DDL), routes=(route,))
-        return query.restarted(routes=open_sinks(query.config, spark, tmp_path, LearntSchemas()).routes)
+        return query.restarted(routes=open_sinks(query.config, spark, tmp_path, LearntSchemas()).config.routes)
 
     return begin
 

@@ -46,7 +46,9 @@ def config_of_sinks(*sinks: Any, select: tuple[str, ...] = ("event.*",)) -> Conf
 
 def test_a_sink_sees_the_columns_it_will_get(spark: SparkSession, tmp_path: Path) -> None:
     """Without it a schema that does not fit is found out by the first batch."""
-    made = open_sinks(config_of_sinks(Fixed(name="silver.t"), Picky(), Copy(to="x")), spark, tmp_path, LearntSchemas())
+    made = open_sinks(
+        config_of_sinks(Fixed(name="silver.t"), Picky(), Copy(to="x")), spark, tmp_path, LearntSchemas()
+    ).config
 
     table, picky, copy = made.routes[0].sinks
     assert (table.part_name, copy) == ("fixed", Copy(to="x"))
@@ -65,7 +67,7 @@ def test_a_configuration_without_such_sinks_is_left_alone(spark: SparkSession, t
     """Without it every start plans its batches twice."""
     plain = config_of_sinks(Fixed(name="silver.t"), Copy(to="x"))
 
-    assert open_sinks(plain, spark, tmp_path, LearntSchemas()) is plain
+    assert open_sinks(plain, spark, tmp_path, LearntSchemas()).config is plain
 
 
 def test_what_is_away_at_the_start_passes(spark: SparkSession, tmp_path: Path) -> None:

@@ -45,7 +45,9 @@ def test_posts_in_order_stay_in_order_behind_rows_that_are_quarantined(
     sink = Rest(url=api.url, ordering="per_key", key="event.k", mode="inline", calls_per_second=100)
     route = Route(name="all", match=Where(sql="true"), sinks=(sink,))
     unopened = make_query(tmp_path, decode=Events(ddl="n int, k int"), routes=(route,))
-    query = unopened.restarted(routes=open_sinks(unopened.config, unopened.spark, tmp_path, LearntSchemas()).routes)
+    query = unopened.restarted(
+        routes=open_sinks(unopened.config, unopened.spark, tmp_path, LearntSchemas()).config.routes
+    )
     first, second, third, last = ([{"n": n, "k": n % KEYS} for n in range(10 * b, 10 * b + 10)] for b in range(4))
     query.take(records(first))
     harm = Harm(query, "outbox.games__all__rest", PROTOCOLS["nobody writes it"])

@@ -71,7 +71,7 @@ class DrawnWithSinks(Drawn):
             sinks.append(SayingCopy(to=str(self.folder / f"said{number}")))
         others = [
             Rest(url="http://127.0.0.1:9/games"),
-            Kafka(servers=self.servers, topic=self.topic(number), create_topics={"partitions": 1}),
+            Kafka(servers=self.servers, topic=self.topic(number), create_topics={"partitions": 1}, mode="inline"),
         ]
         sinks += self.drawing.chance.sample(others, self.drawing.chance.randint(0, 2))
         return route.model_copy(update={"sinks": tuple(sinks)})
@@ -111,7 +111,7 @@ def test_a_batch_does_what_its_preview_has_said(
             found = preview_of(Trial.of(context, staging_lake, "the topic", raw), raw, 10 * RECORDS, "the topic")
 
         assert traces_of(tmp_path) == traces
-        config = open_sinks(query.config, spark, tmp_path, LearntSchemas(query.store))
+        config = open_sinks(query.config, spark, tmp_path, LearntSchemas(query.store)).config
         query = query.restarted(routes=config.routes)
         query.take(records)
         check_tables(query, found, before)
