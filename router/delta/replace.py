@@ -19,7 +19,16 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, WriterProperties, write_deltalake
+import pyarrow as pa
+from deltalake import (
+    CommitProperties,
+    DeltaTable,
+    PostCommitHookProperties,
+    Schema,
+    TableFeatures,
+    WriterProperties,
+    write_deltalake,
+)
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from router.api.table_options import PLAIN_TABLE, PROPERTIES_OF_DELTA_RS
@@ -29,8 +38,6 @@ from router.delta.transaction_id import to_transactions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-    import pyarrow as pa
 
     from router.api.table_options import NewTable
     from router.delta.lake import Lake
@@ -92,9 +99,10 @@ def create_table(
     if name is None:
         name = made_as(table)
     lake.note_location(table)
-    return DeltaTable.create(
+    hidden = [column for column in schema if _hides_local_times(column.type)]
+    handle = DeltaTable.create(
         lake.address(table),
-        Schema.from_arrow(schema),
+        Schema.from_arrow(pa.schema([column for column in schema if column not in hidden])),
         mode="error" if exclusive else "ignore",
         name=name or None,
         description=options.comment,
@@ -103,6 +111,9 @@ def create_table(
         storage_options=lake.delta_options(table),
         raise_if_key_not_exists=False,  # the configuration's reader has checked the names of properties
     )
+    if hidden:
+        add_columns(handle, Schema.from_arrow(pa.schema(hidden)).to_json())
+    return handle
 
 
 def create_with_files(
@@ -122,6 +133,11 @@ def create_with_files(
     meanwhile, DeltaError is raised, or the files are appended to it; with `exclusive` they are not appended to a table
     that is there when the call begins.
     """
+    columns = pa.schema(Schema.from_json(schema).to_arrow())
+    if any(_hides_local_times(column.type) for column in columns):
+        handle = create_table(lake, table, columns, options=options, exclusive=exclusive)
+        append_files(handle, files, ids=ids, notes=notes)
+        return
     lake.note_location(table)
     create_table_with_add_actions(
         lake.address(table),
@@ -222,9 +238,23 @@ def write_rows(
 def add_columns(table: DeltaTable, added: str) -> None:
     """Add columns and nested fields (Delta's JSON) in one commit; those that the table has change nothing."""
     table = delta_rs_table(table)
+    columns = pa.schema(Schema.from_json(added).to_arrow())
+    features = table.protocol().writer_features or ()
+    if "timestampNtz" not in features and any(_hides_local_times(column.type) for column in columns):
+        feature = TableFeatures.TimestampWithoutTimezone
+        table.alter.add_feature(feature, allow_protocol_versions_increase=True, post_commithook_properties=HOOKS)
+        table.update_incremental()
     # An append of no rows, which merges the schemas: it adds nested fields as well.
-    write_rows(table, Schema.from_json(added).to_arrow().empty_table(), new_columns=True)
+    write_rows(table, columns.empty_table(), new_columns=True)
     table.update_incremental()
+
+
+def _hides_local_times(kind: pa.DataType) -> bool:
+    """Return whether a type may have local times inside of a map.
+
+    delta-rs does not see them there: it makes a table without the feature `timestampNtz`, which nobody can open.
+    """
+    return "map<" in str(kind) and "timestamp[us]" in str(kind)
 
 
 def set_properties(handle: DeltaTable, properties: Mapping[str, str]) -> None:
