@@ -14,11 +14,11 @@ import time
 import uuid
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from requests import PreparedRequest, Request
 from requests.structures import CaseInsensitiveDict
-from tenacity import AsyncRetrying, retry_if_result
 
 from router_rest.answers.actions import SERVER_STATUSES, Action
 from router_rest.answers.bulk_results import NO_STATUS
@@ -30,8 +30,6 @@ from router_rest.limits.lease_client import HeldToken
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-
-    from tenacity import RetryCallState
 
     from router_rest.answers.classifier import Policy
     from router_rest.delivery.batcher import Call
@@ -157,29 +155,19 @@ class Retries:
         Raises Ending or TaskEnded.
         """
         until = self.deadline()
-        made = await attempt()
-        if made.action is not Action.AGAIN:
-            return made
-        first = iter([made])  # tenacity counts it as its first
-
-        async def attempt_once() -> Attempt:
-            nonlocal made
-            if next(first, None) is not None:
-                return made
-            # a call that was refused waits for a slot again, which is bound enough: the budget is for failures
-            if made.throttled or await self.wait_for_budget(until):
-                made = await attempt()
-            return made
-
-        retrying = AsyncRetrying(
-            sleep=self.sleep,
-            stop=lambda state: state.attempt_number >= self.policy.attempts or self._is_late(state, until),
-            wait=self._seconds_to_wait,
-            retry=retry_if_result(_is_again),
-            retry_error_callback=_last_attempt,
-        )
-        final: Attempt = await retrying(attempt_once)
-        return final
+        for attempts in count(1):
+            made = await attempt()
+            if made.action is not Action.AGAIN or attempts >= self.policy.attempts:
+                break
+            # Never sooner than the API says. A call that was refused waits for a slot besides, so that its wait does
+            # not grow, and that is bound enough: the budget is for failures.
+            pause = (made.pause or 0.0) + self.backoff(1 if made.throttled else attempts)
+            if asyncio.get_running_loop().time() + pause >= until:
+                break
+            await self.sleep(pause)
+            if not made.throttled and not await self.wait_for_budget(until):
+                break
+        return made
 
     def deadline(self) -> float:
         """Return the time at which a call that begins now is given up, by the clock of the loop."""
@@ -208,28 +196,6 @@ class Retries:
         except asyncio.TimeoutError:
             return
         raise Ending("the task ends")
-
-    def _seconds_to_wait(self, state: RetryCallState) -> float:
-        """Return the seconds before the next attempt: never fewer than the API says.
-
-        A call that was refused waits for a slot besides, so that its wait does not grow.
-        """
-        last = _last_attempt(state)
-        return (last.pause or 0.0) + self.backoff(1 if last.throttled else state.attempt_number)
-
-    @staticmethod
-    def _is_late(state: RetryCallState, until: float) -> bool:
-        return asyncio.get_running_loop().time() + state.upcoming_sleep >= until
-
-
-def _is_again(attempt: Attempt) -> bool:
-    return attempt.action is Action.AGAIN
-
-
-def _last_attempt(state: RetryCallState) -> Attempt:
-    assert state.outcome is not None
-    last: Attempt = state.outcome.result()
-    return last
 
 
 MAX_WRONG_CALLS_IN_ROW = 10

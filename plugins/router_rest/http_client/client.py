@@ -1,8 +1,8 @@
 """Send requests over kept connections, many at a time.
 
 Callers see `requests`: they give a `PreparedRequest` with its login, and its bytes are sent as they were prepared.
-aiohttp does the sending, for `requests` itself takes a thread and most of a millisecond for each call. Only what
-aiohttp cannot do goes by `requests`: hooks on the response, bodies that come in pieces.
+aiohttp does the sending, for `requests` itself takes a thread and most of a millisecond for each call. Only hooks on
+the response take a thread (response_hooks.py).
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ import io
 import re
 import ssl
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary, WeakSet
 
 import aiohttp
 from requests.utils import DEFAULT_CA_BUNDLE_PATH, should_bypass_proxies
 from yarl import URL
 
-from router_rest.http_client.requests_client import RequestsClient
 from router_rest.http_client.response import (
     PROXY_LOGIN_WANTED,
     HttpOptions,
@@ -37,9 +36,10 @@ from router_rest.http_client.response import (
     reason_of,
     refuses_handshake,
 )
+from router_rest.http_client.response_hooks import HookConnection
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 
     from aiohttp.client_proto import ResponseHandler
     from requests import PreparedRequest
@@ -83,7 +83,7 @@ class HttpClient:
             max_line_size=MAX_HEAD_BYTES,
             max_field_size=MAX_HEAD_BYTES,
         )
-        self._with_hooks = RequestsClient(options, self._proxies)
+        self._threads = ThreadPoolExecutor(options.in_flight, thread_name_prefix="rest")
 
     @property
     def open_count(self) -> int:
@@ -104,16 +104,20 @@ class HttpClient:
         `ready` is awaited once there is a connection, right before the request goes out on it; what it raises ends the
         request unsent.
         """
+
+        def send_request(request: PreparedRequest) -> Coroutine[Any, Any, Response]:
+            return self._resent_once(request, again, ready)
+
         async with self._places:
-            if request.hooks.get("response") or not _is_whole(request):
-                if ready is not None:
-                    await ready()
-                return await self._with_hooks.send(request)
-            return await self._resent_once(_request_arguments(request), again, ready)
+            if not request.hooks.get("response"):
+                return await send_request(request)
+            connection = HookConnection(send_request)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, connection.send_with_hooks, request)
 
     async def close(self) -> None:
         """Close all connections; requests in flight end in doubt."""
-        self._with_hooks.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
         # Not the session first: it forgets the bodies that are being read, and whoever reads one waits for ever.
         self._connections.abort_transports()
         for _ in range(ROUNDS_TO_CLOSE):
@@ -123,20 +127,21 @@ class HttpClient:
 
     async def _resent_once(
         self,
-        request: dict[str, Any],
+        request: PreparedRequest,
         again: Callable[[], Awaitable[None]] | None,
         ready: Callable[[], Awaitable[None]] | None,
     ) -> Response:
+        arguments = _request_arguments(request)
         attempt = SendAttempt(ready=ready)
         try:
-            return await self._send_once(request, attempt)
+            return await self._send_once(arguments, attempt)
         except Dropped:
             if not attempt.reused:
                 raise
         if again is not None:
             await again()
         try:
-            return replace(await self._send_once(request, SendAttempt(fresh=True, ready=ready)), resent=True)
+            return replace(await self._send_once(arguments, SendAttempt(fresh=True, ready=ready)), resent=True)
         except Unsent as error:  # of the second time; the first request may have arrived
             raise InDoubt(f"the connection was closed before an answer came, and then: {error.what}") from None
 
@@ -342,10 +347,6 @@ class Connections(aiohttp.TCPConnector):
         return (connection for connection in self._kept if connection not in self._in_use)
 
 
-def _is_whole(request: PreparedRequest) -> bool:
-    return isinstance(request.body, (bytes, str, type(None))) and "Transfer-Encoding" not in request.headers
-
-
 def _request_arguments(request: PreparedRequest) -> dict[str, Any]:
     """Return a request that was prepared and authorised as aiohttp takes it.
 
@@ -386,23 +387,14 @@ def _header_text(value: str | bytes) -> str:
 def _parse_url(url: str) -> URL:
     """Return a URL that aiohttp sends unchanged; raise Unsent, which does not quote it. A user is a header already."""
     try:
-        parts = urlsplit(url)
-        host = parts.hostname or ""
-        port = parts.port
+        parsed = URL(url, encoded=True).with_user(None)
     except ValueError:
         raise Unsent("the URL is none") from None
-    if parts.scheme not in {"http", "https"} or not host:
+    if parsed.scheme not in {"http", "https"} or not parsed.host:
         raise Unsent("the URL is not of the form http(s)://host/...")
-    target = parts.path or "/"
-    if parts.query:
-        target += f"?{parts.query}"
-    if not all("!" <= sign <= "~" for sign in host + target):
+    if not all("!" <= sign <= "~" for sign in str(parsed)):
         raise Unsent("the URL is not escaped: it holds blanks or signs beyond ASCII")
-    if ":" in host:  # an address of IPv6
-        host = f"[{host}]"
-    if port is not None:
-        host = f"{host}:{port}"
-    return URL(f"{parts.scheme}://{host}{target}", encoded=True)
+    return parsed
 
 
 def _exception_for(error: Exception, attempt: SendAttempt) -> Exception:
