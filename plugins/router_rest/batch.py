@@ -165,7 +165,7 @@ def responses_of(sink: RestOptions, batch: Batch) -> Responses | None:
 @contextmanager
 def admit_tasks(sink: OpenSink, leases: LeaseServer, batch: Batch) -> Iterator[ServerAddress]:
     """Admit the tasks of a batch to their limit for as long as a `with` block; yield where they reach it."""
-    limits = tuple(RateLimit(limit.calls, limit.rows, limit.seconds) for limit in sink.stated_limits())
+    limits = tuple(RateLimit(limit.calls, limit.rows, limit.per) for limit in sink.stated_limits())
     credentials = sink.open_credentials(sink.folder)
     # The tasks are told the address afterwards: none of them takes a token before the earlier calls are counted.
     try:
@@ -191,7 +191,7 @@ def count_earlier_calls(options: RestOptions, leases: LeaseServer, batch: Batch)
     Those in the table are counted for all sinks under the limit at once: another of them may have no rows now.
     """
     longest = max(
-        (one.seconds for one in options.stated_limits() if one.seconds >= MIN_REBUILT_LIMIT_SECONDS), default=0.0
+        (limit.per for limit in options.stated_limits() if limit.per >= MIN_REBUILT_LIMIT_SECONDS), default=0.0
     )
     if not longest:
         return

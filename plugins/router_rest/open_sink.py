@@ -18,7 +18,6 @@ from router_rest.options import RestOptions
 from router_rest.templates import (
     body_column,
     body_fields,
-    body_row,
     check_fields,
     parse_json,
     to_column,
@@ -74,7 +73,7 @@ class OpenSink(RestOptions):
         """Return the encoding of rows with these columns; it is kept for further batches of these columns."""
         pieces = self.body.pieces
         if pieces is not None:
-            return Encoding(as_it_is, None, "JSON", partial(body_row, pieces=pieces))
+            return Encoding(as_it_is, None, "JSON", partial(body_column, pieces))
         columns = own_columns(events, self.without)
         named = columns.simpleString()
         if named not in self._encodings:

@@ -77,11 +77,6 @@ class Limit(SecretOptions):
             raise ValueError("a limit is one of calls and rows; give each a limit of its own")
         return self
 
-    @property
-    def seconds(self) -> float:
-        """Return the length of the span."""
-        return self.per
-
 
 class Timeouts(SecretOptions):
     """The time that an attempt may take."""
@@ -375,7 +370,7 @@ def check_limits(limits: Iterable[Limit], rows_per_call: int) -> None:
     """Raise ValueError for a limit that is smaller than one full call."""
     for limit in limits:
         if limit.rows is not None and limit.rows < rows_per_call:
-            rows = f"{limit.rows:g} rows per {limit.seconds:g} s"
+            rows = f"{limit.rows:g} rows per {limit.per:g} s"
             raise ValueError(f"a call of {rows_per_call} rows never fits into {rows}: lower rows_per_call")
 
 
@@ -638,7 +633,7 @@ class RestOptions(ApplyingSink):
         return self.limit_name or self.template.origin
 
     def stated_limits(self) -> tuple[Limit, ...]:
-        """Return every stated limit of the API, of calls or rows in `seconds`."""
+        """Return every stated limit of the API."""
         limits = []
         if self.calls_per_second is not None:
             limits.append(Limit(calls=self.calls_per_second))

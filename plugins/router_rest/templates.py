@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote_plus, unquote
 
+import msgspec
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -352,18 +353,14 @@ def body_fields(pieces: Iterable[BodyPiece]) -> tuple[list[str], list[str]]:
     return of_any_type, as_text
 
 
-def body_column(pieces: Iterable[BodyPiece]) -> Column:
+def body_column(pieces: Iterable[BodyPiece], names: Iterable[str] = ()) -> Column:
     """Return the bytes that a template makes of each row; null if a field cannot be evaluated. Needs `_offset`.
 
+    An Encoding gives the `names` of the route's columns; a template has its own.
     A field that is null is JSON's null, nothing inside of a text, and without its name in a form.
     """
     whole = F.concat(*(_piece_column(piece) for piece in pieces))
     return tried(F.when(F.col("_offset") >= 0, whole.cast("binary")))  # always true: see `tried`
-
-
-def body_row(names: Iterable[str], pieces: Iterable[BodyPiece]) -> Column:
-    """Return `body_column` as an Encoding calls it: the names of a route's columns are not needed."""
-    return body_column(pieces)
 
 
 def _join_pieces(pieces: Pieces) -> Column:
@@ -474,40 +471,27 @@ def body_of(form: BodyForm, content_type: str, *, wrap: Any = None, compressed: 
     if form == "ndjson":
         return Body(content_type, b"", b"\n", b"\n", several=True, compressed=compressed, lines=lines)
     if form == "array":
-        before, after = _split_wrap(wrap)
+        before, after = _split_wrap(ROWS_MARK if wrap is None else wrap)
         return Body(content_type, before, b",", after, several=True, compressed=compressed)
     return Body(content_type, compressed=compressed)
 
 
 def check_wrap(wrap: Any) -> None:
     """Raise ValueError unless the place of the rows is given exactly once."""
-    places = _count_places(wrap)
+    places = len(_split_wrap(wrap)) - 1
     if places != 1:
         raise ValueError(f"the text {ROWS_MARK} stands once for the array of rows, and is here {places} times")
 
 
-def _count_places(node: Any) -> int:
-    if isinstance(node, dict):
-        return _count_places([*node.values()])
-    if isinstance(node, list):
-        return sum(_count_places(item) for item in node)
-    return int(node == ROWS_MARK)
-
-
-def _split_wrap(wrap: Any) -> tuple[bytes, bytes]:
+def _split_wrap(wrap: Any) -> list[bytes]:
     """Return the texts before and after the rows."""
-    if wrap is None:
-        return b"[", b"]"
-    mark = ROWS_MARK
-    while mark in json.dumps(wrap):  # a key, or a part of another text, may say the same
-        mark += "$"
-    before, after = json.dumps(_mark_rows(wrap, mark), separators=(",", ":")).split(json.dumps(mark))
-    return f"{before}[".encode(), f"]{after}".encode()
+    # JSON escapes each NUL of a text, so what is raw is the place of the rows, also where a key says the same.
+    return msgspec.json.encode(_mark_rows(wrap)).split(b"\0")
 
 
-def _mark_rows(node: Any, mark: str) -> Any:
+def _mark_rows(node: Any) -> Any:
     if isinstance(node, dict):
-        return {name: _mark_rows(value, mark) for name, value in node.items()}
+        return {name: _mark_rows(value) for name, value in node.items()}
     if isinstance(node, list):
-        return [_mark_rows(value, mark) for value in node]
-    return mark if node == ROWS_MARK else node
+        return [_mark_rows(value) for value in node]
+    return msgspec.Raw(b"[\0]") if node == ROWS_MARK else node

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 NO_STATUS = "`results` finds no status"
 """How the reason begins of a row whose answer does not say what became of it."""
 _SUCCESS_WORDS = frozenset({"ok", "success", "succeeded", "created", "updated", "accepted", "deleted", "true"})
-_MISSING = object()
 
 
 class Unreadable(ValueError):  # noqa: N818 - it says what the answer is
@@ -92,7 +91,7 @@ class BulkResults(SecretOptions):
                 raise Unreadable(f"the answer has {len(elements)} results for {len(rows)} rows")
             return [self._read_result(element) for element in elements]
         # Items may come in any order, and leave rows out: what became of those is not known, unless that means success.
-        by_name = {_name_of(_value_at(element, self.id)): self._read_result(element) for element in elements}
+        by_name = {json_text(_value_at(element, self.id)): self._read_result(element) for element in elements}
         missing = Result(UNKNOWN_STATUS, b"of the row, for no item is about it")
         if self.absent_ok:
             missing = Result(200, b"")
@@ -100,7 +99,7 @@ class BulkResults(SecretOptions):
 
     def _read_result(self, element: Any) -> Result:
         value = _value_at(element, self.status)
-        if value is _MISSING or value is None:
+        if value is None:
             if self.absent_ok:
                 return Result(200, b"", element)
             return Result(UNKNOWN_STATUS, f"at `{self.status}` of its item".encode(), element)
@@ -116,8 +115,8 @@ class BulkResults(SecretOptions):
         """Return the name of each row; raise Unreadable if an element is about none of them."""
         path = self.row_id or self.id or ""
         values = [_value_at(_decoded_row(row), path) for row in rows]
-        names = [_name_of(value) for value in values]
-        if all(value is _MISSING for value in values):
+        names = [json_text(value) for value in values]
+        if all(value is None for value in values):
             names = [str(position) for position in range(len(rows))]
         strange = by_name.keys() - set(names)
         if strange:
@@ -132,16 +131,12 @@ def _decoded_row(row: bytes) -> Any:
 
 
 def _value_at(value: Any, path: str) -> Any:
-    """Return the value at a dotted path, or _MISSING. `*` is the only field of an object, whatever its name."""
+    """Return the value at a dotted path; None if there is none. `*` is the only field of an object."""
     for name in path.split(".") if path else ():
         if not isinstance(value, dict) or (name == "*" and len(value) != 1):
-            return _MISSING
-        value = next(iter(value.values())) if name == "*" else value.get(name, _MISSING)
+            return None
+        value = next(iter(value.values())) if name == "*" else value.get(name)
     return value
-
-
-def _name_of(value: Any) -> str:
-    return json_text(None if value is _MISSING else value)
 
 
 def _parse_status(value: Any, ok: Sequence[str | int | bool]) -> int:

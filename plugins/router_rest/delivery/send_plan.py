@@ -107,7 +107,7 @@ def tasks_of(sink: RestOptions, spark: SparkSession | None = None) -> int:
 
 def _slowest_limit(sink: RestOptions) -> float | None:
     """Return the calls per second that the limits allow; None if no limit counts calls."""
-    return min((limit.calls / limit.seconds for limit in sink.stated_limits() if limit.calls is not None), default=None)
+    return min((limit.calls / limit.per for limit in sink.stated_limits() if limit.calls is not None), default=None)
 
 
 def cut_of(sink: RestOptions) -> CallSize:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import count, groupby
 from math import ceil, floor, inf
@@ -22,7 +23,6 @@ from router_rest.limits.sliding_window import LOOSE_LIFE_SECONDS, MAX_KEPT_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from typing import NoReturn
 
     from router_rest.channel.protocol import ServerAddress
     from router_rest.limits.sliding_window import Run
@@ -81,7 +81,7 @@ class LeaseClient:
     async def acquire(self, rows: int = 1, key: str = "") -> CallToken:
         """Wait until a call of so many rows may be sent, at once. Raises Leave or Gone."""
         if self._ended is not None:
-            self._raise_ended()
+            raise copy(self._ended)  # each has a traceback of its own
         rows = rows if self._sized else 1  # without a limit of rows a token is good for any call
         key = key if self._keyed else ""
         now = self._loop.time()
@@ -166,7 +166,7 @@ class LeaseClient:
         Raises Leave or Gone: nothing is added to the budget any more.
         """
         if self._ended is not None:
-            self._raise_ended()
+            raise copy(self._ended)  # each has a traceback of its own
         allowed = self._tokens.take_retry()
         if not allowed:
             self._send_report_soon()
@@ -177,11 +177,6 @@ class LeaseClient:
         self._send_report()
         self._task.cancel()
         await self.channel.close()
-
-    def _raise_ended(self) -> NoReturn:
-        if isinstance(self._ended, Leave):
-            raise Leave(self._ended.retry_after, stopped=self._ended.stopped)
-        raise Gone(str(self._ended))
 
     async def _wait_for_token(self, rows: int, key: str) -> CallToken:
         waiter: asyncio.Future[CallToken] = self._loop.create_future()

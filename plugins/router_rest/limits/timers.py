@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import select
 import selectors
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,9 +30,6 @@ class PreciseSelector(selectors.DefaultSelector):
 
 def run_with_precise_timers(main: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine as `asyncio.run` does, in a loop with exact timers."""
-    if sys.platform == "win32":
-        asyncio.run(main)
-        return
     loop = asyncio.SelectorEventLoop(PreciseSelector())
     try:
         asyncio.set_event_loop(loop)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote, quote_plus, unquote, urlsplit
 from urllib.request import getproxies_environment
 
+from pydantic import BaseModel
 from requests.auth import AuthBase
 
 from router import StartError
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     import requests
 
     from router_http.client import TokenSource
-    from router_rest.logins.auth import ApiKey, Auth, Hmac
+    from router_rest.logins.auth import Auth
 
 FIXED_VERSION = "1"
 """The version of credentials that do not change."""
@@ -54,7 +55,6 @@ class Credentials:
         proxy: Secret | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._auth = auth
         self._secrets = secrets_of(auth, proxy)
         self._headers = {name: _reveal_secret(value) for name, value in (headers or {}).items()}
         self._proxies = proxies_of(_reveal_secret(proxy)) if proxy is not None else None
@@ -117,57 +117,47 @@ def _fixed_login(auth: Auth | None, headers: Mapping[str, str]) -> dict[str, Any
     """Return the part of the credentials that a login without renewal adds."""
     if auth is None or auth.oauth or auth.jwt or auth.sigv4:
         return {}
-    if auth.basic is not None:
-        login = f"{auth.basic.user}:{_reveal_secret(auth.basic.password)}".encode()
-        return {"headers": {**headers, "Authorization": f"Basic {base64.b64encode(login).decode()}"}}
-    if auth.bearer is not None:
-        return {"headers": {**headers, "Authorization": f"Bearer {_reveal_secret(auth.bearer)}"}}
-    if auth.api_key is not None:
-        return _api_key(auth.api_key, headers)
     if auth.hmac is not None:
-        return {"hmac": _hmac_options(auth.hmac)}
-    options = {}
-    for name, value in auth.options.items():
-        options[name] = _reveal_secret(value) if isinstance(value, Secret) else value
-    return {"plugin": auth.plugin, "options": options}
-
-
-def _api_key(key: ApiKey, headers: Mapping[str, str]) -> dict[str, Any]:
-    if key.header is not None:
-        return {"headers": {**headers, key.header: _reveal_secret(key.value)}}
-    return {"query": {key.query: _reveal_secret(key.value)}}
-
-
-def _hmac_options(options: Hmac) -> dict[str, Any]:
-    _reveal_secret(options.key)
-    plain = options.model_dump(exclude={"key", "key_encoding"})
-    return {**plain, "key": base64.b64encode(options.key_bytes()).decode()}
+        _reveal_secret(auth.hmac.key)
+        plain = auth.hmac.model_dump(exclude={"key", "key_encoding"})
+        return {"hmac": {**plain, "key": base64.b64encode(auth.hmac.key_bytes()).decode()}}
+    if auth.plugin is not None:
+        options = {}
+        for name, value in auth.options.items():
+            options[name] = _reveal_secret(value) if isinstance(value, Secret) else value
+        return {"plugin": auth.plugin, "options": options}
+    if auth.api_key is not None and auth.api_key.query is not None:
+        return {"query": {auth.api_key.query: _reveal_secret(auth.api_key.value)}}
+    header = "Authorization"
+    written = ""
+    if auth.api_key is not None:
+        header = str(auth.api_key.header)
+        written = _reveal_secret(auth.api_key.value)
+    elif auth.basic is not None:
+        login = f"{auth.basic.user}:{_reveal_secret(auth.basic.password)}".encode()
+        written = f"Basic {base64.b64encode(login).decode()}"
+    elif auth.bearer is not None:
+        written = f"Bearer {_reveal_secret(auth.bearer)}"
+    return {"headers": {**headers, header: written}}
 
 
 def secrets_of(auth: Auth | None, proxy: Secret | None) -> list[str]:
     """Return the texts that no answer may be kept with, in addition to the values of headers, which are also secret."""
-    texts = []
+    texts = [_reveal_secret(secret) for secret in _find_secrets(auth)]
     if proxy is not None:
         for scheme, url in proxies_of(_reveal_secret(proxy)).items():
             if scheme != "no":
                 texts.append(unquote(urlsplit(url).password or ""))
-    if auth is None:
-        return texts
-    secrets = [auth.bearer]
-    secrets += [value for value in auth.options.values() if isinstance(value, Secret)]
-    if auth.basic is not None:
-        secrets.append(auth.basic.password)
-    if auth.api_key is not None:
-        secrets.append(auth.api_key.value)
-    if auth.hmac is not None:
-        secrets.append(auth.hmac.key)
-    if auth.jwt is not None:
-        secrets.append(auth.jwt.private_key)
-    if auth.sigv4 is not None:
-        secrets += [auth.sigv4.secret_access_key, auth.sigv4.session_token]
-    if auth.oauth is not None:
-        secrets += auth.oauth.secrets
-    return texts + [_reveal_secret(secret) for secret in secrets if secret is not None]
+    return texts
+
+
+def _find_secrets(options: Any) -> Iterator[Secret]:
+    """Yield all secrets in options, and in the options and maps in these."""
+    if isinstance(options, Secret):
+        yield options
+    elif isinstance(options, (BaseModel, dict)):
+        for value in dict(options).values():
+            yield from _find_secrets(value)
 
 
 def _reveal_secret(secret: Secret) -> str:

@@ -145,8 +145,16 @@ class AwsKeys:
     """The keys of a sink for AWS: those of its options, else those that botocore finds on the driver."""
 
     def __init__(self, options: SigV4) -> None:
+        from botocore.credentials import Credentials
+
         self._options = options
         self._found: Any = None
+        if options.access_key_id is not None:
+            assert options.secret_access_key is not None  # `SigV4` takes both or neither
+            token = None
+            if options.session_token is not None:
+                token = options.session_token.get_secret_value()
+            self._found = Credentials(options.access_key_id, options.secret_access_key.get_secret_value(), token)
 
     @property
     def seconds_left(self) -> float:
@@ -155,34 +163,26 @@ class AwsKeys:
 
     def current_keys(self) -> dict[str, Any]:
         """Return the keys for AwsSignature. Raises ConnectionError while there are none, else StartError."""
-        options = self._options
-        keys: dict[str, Any] = {"service": options.service, "region": options.region}
-        if options.access_key_id is None:
-            frozen = self._freeze_keys()
-            keys |= {"access_key_id": frozen.access_key, "secret_access_key": frozen.secret_key}
-            keys["session_token"] = frozen.token
-            return keys
-        assert options.secret_access_key is not None  # `SigV4` takes both or neither
-        keys["access_key_id"] = options.access_key_id
-        keys["secret_access_key"] = options.secret_access_key.get_secret_value()
-        keys["session_token"] = None
-        if options.session_token is not None:
-            keys["session_token"] = options.session_token.get_secret_value()
-        return keys
-
-    def _freeze_keys(self) -> Any:
         from botocore.exceptions import BotoCoreError, ProfileNotFound
         from botocore.session import Session
 
+        options = self._options
         try:
-            self._found = self._found or Session(profile=self._options.profile).get_credentials()
+            self._found = self._found or Session(profile=options.profile).get_credentials()
             if self._found is None:
                 raise StartError("auth: sigv4: no keys of AWS here: give access_key_id, a profile or a role")
-            return self._found.get_frozen_credentials()
+            keys = self._found.get_frozen_credentials()
         except ProfileNotFound:
-            raise StartError(f"auth: sigv4: there is no profile {self._options.profile}") from None
+            raise StartError(f"auth: sigv4: there is no profile {options.profile}") from None
         except BotoCoreError as error:
             raise ConnectionError(f"auth: sigv4: no keys of AWS now: {type(error).__name__}") from None
+        return {
+            "service": options.service,
+            "region": options.region,
+            "access_key_id": keys.access_key,
+            "secret_access_key": keys.secret_key,
+            "session_token": keys.token,
+        }
 
 
 class JwtTokens(TokenSource):
