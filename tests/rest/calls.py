@@ -40,3 +40,8 @@ async def outcome(client: HttpClient, request: requests.PreparedRequest) -> Any:
         return await client.send(request)
     except OSError as error:
         return error
+
+
+def open_count(client: HttpClient) -> int:
+    """Return how many connections of a client are open."""
+    return sum(connection.is_connected() for connection in client._connections._kept)

@@ -17,7 +17,7 @@ import pytest
 
 from router_rest.http_client.client import HttpClient, UnusableFile, tls_context
 from router_rest.http_client.response import InDoubt, Response, Unsent
-from tests.rest.calls import OPTIONS, ask, post
+from tests.rest.calls import OPTIONS, ask, open_count, post
 from tests.rest.scripted import Scripted, Talk, replies, server_tls, silent
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def test_cancelled_calls_leave_nothing_behind_over_tls(server: Scripted, certifi
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         answer = await client.send(post(server.url))
         await client.close()
-        return list(outcomes), answer, client.open_count
+        return list(outcomes), answer, open_count(client)
 
     outcomes, answer, left = asyncio.run(cancel())
 

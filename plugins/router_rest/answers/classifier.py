@@ -95,6 +95,7 @@ class Classifier:
             url_of_data = bool(call.url.partition("\n")[0])
             action = action_for(status, doubt=bool(call.doubtful), url_of_data=url_of_data, again=self.policy.again)
         attempt = Attempt(action, "", status, answer.seconds, hide(answer.body))
+        pause = retry_after(answer.headers, self.clock())
         if is_doubtful(status) or answer.resent:
             call.doubtful = frozenset(call.offsets)
         if action is Action.DONE:
@@ -102,13 +103,11 @@ class Classifier:
                 self._read_results(self.policy.results, call, attempt, answer.body, hide)
         else:
             attempt.why = f"the API answers {status}{answer_excerpt(attempt.body)}"
-            if action is Action.AGAIN:
-                attempt.pause = retry_after(answer.headers, self.clock())
-            attempt.throttled = is_throttling(status, attempt.pause is not None)
+            attempt.throttled = is_throttling(status, action is Action.AGAIN and pause is not None)
         if self.policy.rules:
             self._ask_rules(call, attempt, answer, hide, method)
         if attempt.throttled or attempt.action is Action.AGAIN:
-            attempt.pause = retry_after(answer.headers, self.clock())
+            attempt.pause = pause
         some_taken = any(_is_taken(result) for result in attempt.results or ())
         return attempt, {
             "status": status,
@@ -168,10 +167,7 @@ class Classifier:
         if now - self._looked < _LOOK_PAUSE_SECONDS:
             return None
         self._looked = now
-        remaining = calls_left(headers, now)
-        if remaining is None:
-            return None
-        return remaining.calls, remaining.seconds
+        return calls_left(headers, now)
 
 
 def _is_busy(result: Result) -> bool:

@@ -7,10 +7,9 @@ a draft. Headers are hints, and may hold anything: one that cannot be read is ig
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,8 +33,7 @@ _MIN_EPOCH_SECONDS = 1e9
 """From here on a reset is no duration but a time since 1970, in seconds; a thousand times later, in milliseconds."""
 
 
-@dataclass(frozen=True)
-class Remaining:
+class Remaining(NamedTuple):
     """The `calls` that an API still takes within the next `seconds`."""
 
     calls: float

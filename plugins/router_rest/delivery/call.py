@@ -111,7 +111,8 @@ class RequestBuilder:
         request.body = self.form.body.pack_body(body)
         request.headers["Content-Length"] = str(len(request.body))
         if self.form.key_header is not None:
-            request.headers[self.form.key_header] = quote_key(key) if self.form.quoted else key
+            # A string of a structured field: draft-ietf-httpapi-idempotency-key-header-07, 2.1.
+            request.headers[self.form.key_header] = f'"{key}"' if self.form.quoted else key
         return request
 
     def _base_request(self, url: str) -> PreparedRequest:
@@ -127,11 +128,6 @@ class RequestBuilder:
         prepared.headers = Headers.copy_of(prepared.headers)
         self._prepared[url] = prepared
         return prepared
-
-
-def quote_key(key: str) -> str:
-    """Return an idempotency key as its header has it: a string (draft-ietf-httpapi-idempotency-key-header-07, 2.1)."""
-    return f'"{key}"'
 
 
 class Ending(Exception):  # noqa: N818 - it says what happens

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from router import Batch, Parts
-    from router_rest.delivery.batcher import CallSize, TakenRow
+    from router_rest.delivery.batcher import CallSize
     from router_rest.delivery.receipts import Owner, Range, Status
     from router_rest.delivery.worker import TaskJob
     from router_rest.limits.lease_server import LeaseServer
@@ -128,7 +128,10 @@ def park_task(
         for rows in batches:
             calls: list[Call] = []
             for row in job.plan.row_reader(job.encoding).read_rows(rows):
-                calls += _calls_of_row(batcher, row)
+                if row.why is None:
+                    calls += batcher.add_row(*row[:6])
+                else:
+                    calls.append(Call.of_unsendable(row.place))
             yield _park_calls(job, earlier_receipts, _select_rows(calls, only), reason, status)
         yield _park_calls(job, earlier_receipts, _select_rows(batcher.flush_calls(), only), reason, status)
 
@@ -146,12 +149,6 @@ def _select_rows(calls: Iterable[Call], only: Sequence[Range] | None) -> Iterato
             if (topic, partition) == (call.topic, call.partition):
                 positions |= {at for at, offset in enumerate(call.offsets) if first <= offset <= last}
         yield call.select_rows(sorted(positions))
-
-
-def _calls_of_row(batcher: Batcher, row: TakenRow) -> Iterable[Call]:
-    if row.why is None:
-        return batcher.add_row(*row[:6])
-    return (Call.of_unsendable(row.place),)
 
 
 def _park_calls(

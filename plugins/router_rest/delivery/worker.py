@@ -13,7 +13,8 @@ import queue
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -78,18 +79,17 @@ def send_task(job: TaskJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.
 
     def send_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         keep_archives()
-        feed = Feed()
-        running = threading.Thread(target=_run_thread, args=(job, feed), name="calls", daemon=True)
-        running.start()
-        try:
-            with _seldom_collected():
+        # Its end is awaited also when Spark closes this generator: the calls in flight need a last part, or all rows
+        # are in doubt.
+        with ThreadPoolExecutor(1, "calls") as threads, _seldom_collected():
+            feed = Feed()
+            feed.loop_end = threads.submit(_run_loop, job, feed)
+            try:
                 for rows in batches:
                     yield from feed.put_rows(rows)
                 yield from feed.end_rows()
-        finally:
-            # Also when Spark closes this generator: the calls in flight need a last part, or all rows are in doubt.
-            feed.close()
-            running.join()
+            finally:
+                feed.close()
 
     return send_rows
 
@@ -107,19 +107,12 @@ def _seldom_collected() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _run_thread(job: TaskJob, feed: Feed) -> None:
+def _run_loop(job: TaskJob, feed: Feed) -> None:
     """Make the calls of a task, in a thread of its own."""
-    try:
-        with suppress(Broken):
-            run_with_precise_timers(_send_batches(job, feed))
-    except BaseException as error:
-        feed.failed = error
-    finally:
-        feed.over.set()
+    run_with_precise_timers(_send_batches(job, feed))
 
 
 async def _send_batches(job: TaskJob, feed: Feed) -> None:
-    feed.open()
     sending = TaskWorker(job, KnownReceipts.from_parts(job.parts), feed.add_report)
     await sending.run(feed.read_batches())
 
@@ -132,8 +125,8 @@ class Broken(Exception):  # noqa: N818 - it says what happened
 class Feed:
     """Two queues between Spark's thread and the loop of a task: record batches, one ahead of it, and its reports."""
 
-    failed: BaseException | None = None
-    over: threading.Event = field(default_factory=threading.Event)
+    loop_end: Future[None] = field(default_factory=Future)
+    """Done when the loop has ended; holds what it has raised."""
     _closed: threading.Event = field(default_factory=threading.Event)
     _room: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(2))
     _given: queue.SimpleQueue[pa.RecordBatch | None] = field(default_factory=queue.SimpleQueue)
@@ -145,26 +138,26 @@ class Feed:
 
     def put_rows(self, rows: pa.RecordBatch | None) -> Iterator[pa.RecordBatch]:
         """Give rows to the loop once it has room; yield the reports it has made by then."""
-        while not self._room.acquire(timeout=_TICK_SECONDS) and not self.over.is_set():
+        while not self._room.acquire(timeout=_TICK_SECONDS) and not self.loop_end.done():
             yield from [*self._take_reports(), _tick_report()]
         self._given.put(rows)
         self._wake_loop()
         yield from self._take_reports()
-        self._raise_failure()
+        if self.loop_end.done():
+            self.loop_end.result()
 
     def end_rows(self) -> Iterator[pa.RecordBatch]:
         """Tell the loop that there are no more rows; yield what it reports until it is done."""
         yield from self.put_rows(None)
-        while not self.over.wait(_TICK_SECONDS):
+        while not wait([self.loop_end], _TICK_SECONDS).done:
             yield from [*self._take_reports(), _tick_report()]
         yield from self._take_reports()
-        self._raise_failure()
+        self.loop_end.result()
 
     def close(self) -> None:
         """Make the loop stop, unless it is done: Spark has closed the task. Calls in flight are in doubt."""
         self._closed.set()
-        if not self.over.is_set():
-            self._wake_loop()
+        self._wake_loop()
 
     def _wake_loop(self) -> None:
         with suppress(RuntimeError):  # the loop has ended
@@ -178,18 +171,11 @@ class Feed:
                 reports.append(self._reports.get_nowait())
         return reports
 
-    def _raise_failure(self) -> None:
-        if self.failed is not None:
-            raise self.failed
-
     # in the loop's thread
-
-    def open(self) -> None:
-        """Begin to listen."""
-        self._loop = asyncio.get_running_loop()
 
     async def read_batches(self) -> AsyncIterator[pa.RecordBatch]:
         """Yield the record batches that are given, until the end; raise Broken when the task was closed before."""
+        self._loop = asyncio.get_running_loop()
         while True:
             self._there.clear()
             if self._closed.is_set():
@@ -371,37 +357,30 @@ class TaskWorker:
 
     async def run(self, batches: AsyncIterator[pa.RecordBatch]) -> None:
         """Deliver all rows, or as many as can be delivered now; read all of them in any case."""
-        lease = None
-        client = None
-        try:
-            lease = await LeaseClient.open(self.job.address, self.job.owner.name)
-            login = TaskLogin(CredentialsClient(lease.channel))
-            await login.open()
-            client = HttpClient(self.job.plan.http, login.proxies)
-            self._delivery = Delivery(
-                self.job.plan.policy,
-                RequestBuilder(self.job.plan.form),
-                client,
-                lease,
-                login,
-                self.job.owner.name.encode(),
-                admitted=self._on_admitted,
-                waits=self._receipts.waits,
-            )
-            cutting = asyncio.create_task(_end_with_lease(lease, self._delivery, client))
+        async with AsyncExitStack() as open_parts:
+            open_parts.callback(self._receipts.close)
             try:
+                lease = await LeaseClient.open(self.job.address, self.job.owner.name)
+                open_parts.push_async_callback(lease.close)
+                login = TaskLogin(CredentialsClient(lease.channel))
+                await login.open()
+                client = HttpClient(self.job.plan.http, login.proxies)
+                open_parts.push_async_callback(client.close)
+                self._delivery = Delivery(
+                    self.job.plan.policy,
+                    RequestBuilder(self.job.plan.form),
+                    client,
+                    lease,
+                    login,
+                    self.job.owner.name.encode(),
+                    admitted=self._on_admitted,
+                    waits=self._receipts.waits,
+                )
+                open_parts.callback(asyncio.create_task(_end_with_lease(lease, self._delivery, client)).cancel)
                 await self._deliver_batches(batches)
-            finally:
-                cutting.cancel()
-        except (TaskEnded, LookupError, StartError) as error:  # before anything was sent
-            self._stop_sending("wrong" if isinstance(error, StartError) else "away", str(error))
-            await self._feed_batches(batches)
-        finally:
-            if client is not None:
-                await client.close()
-            if lease is not None:
-                await lease.close()
-            self._receipts.close()
+            except (TaskEnded, LookupError, StartError) as error:  # before anything was sent
+                self._stop_sending("wrong" if isinstance(error, StartError) else "away", str(error))
+                await self._feed_batches(batches)
         self._report_counts()
 
     async def _deliver_batches(self, batches: AsyncIterator[pa.RecordBatch]) -> None:

@@ -85,11 +85,6 @@ class HttpClient:
         )
         self._threads = ThreadPoolExecutor(options.in_flight, thread_name_prefix="rest")
 
-    @property
-    def open_count(self) -> int:
-        """Return how many connections are open."""
-        return self._connections.open_count
-
     async def send(
         self,
         request: PreparedRequest,
@@ -266,16 +261,11 @@ class Connections(aiohttp.TCPConnector):
 
     def __init__(self, limit: int, age: float) -> None:
         super().__init__(limit=limit, keepalive_timeout=MAX_IDLE_SECONDS, use_dns_cache=False)
-        self.opened = 0
         self._age = age
         self._born: WeakKeyDictionary[ResponseHandler, float] = WeakKeyDictionary()
         self._kept: dict[ResponseHandler, Any] = {}
         self._in_use: set[ResponseHandler] = set()
         self._transports: WeakSet[asyncio.Transport] = WeakSet()
-
-    @property
-    def open_count(self) -> int:
-        return sum(one.is_connected() for one in self._kept)
 
     async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:
         """Return a connection, and note it in the attempt. Raises Dropped when this attempt has had one."""
@@ -293,7 +283,6 @@ class Connections(aiohttp.TCPConnector):
             if not reused or not (attempt.fresh or protocol.should_close or old):
                 break
             connection.close()
-        self.opened += not reused
         self._kept.pop(protocol, None)  # the connection used last stands last
         self._kept[protocol] = req.connection_key
         self._in_use.add(protocol)
