@@ -258,7 +258,7 @@ def send_rows(
             OWNER.name,
             "api",
             pace,
-            logins=CredentialsServer(credentials.current_credentials),
+            logins=[CredentialsServer(credentials.current_credentials)],
             stop=lambda: ended.is_set() or until(),
         )
         lake = Lake.at(str(folder / "lake"))

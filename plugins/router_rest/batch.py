@@ -173,7 +173,7 @@ def admit_tasks(sink: OpenSink, leases: LeaseServer, batch: Batch) -> Iterator[S
             batch.key,
             sink.limit,
             Pace(limits, sink.max_in_flight, keyed=sink.limit_by is not None),
-            logins=CredentialsServer(credentials.current_credentials),
+            logins=[CredentialsServer(credentials.current_credentials)],
             stop=batch.stop.is_set,
         )
         count_earlier_calls(sink, leases, batch)
@@ -197,14 +197,13 @@ def count_earlier_calls(options: RestOptions, leases: LeaseServer, batch: Batch)
         return
     table = f"{batch.query}: {options.receipts}"
     with leases.counting:
-        if leases.is_counted(batch.key, options.limit):
+        if (batch.key, options.limit) in leases.counted:
             return
-        table_is_counted = leases.is_counted(table, options.limit)
+        table_is_counted = (table, options.limit) in leases.counted
         earlier_calls = read_earlier_calls(options, batch, 0.0 if table_is_counted else longest)
         leases.count_earlier(options.limit, earlier_calls)
         # Only now: if the storage failed above, the next attempt has to read and count them.
-        leases.mark_counted(batch.key, options.limit)
-        leases.mark_counted(table, options.limit)
+        leases.counted |= {(batch.key, options.limit), (table, options.limit)}
 
 
 def read_earlier_calls(options: RestOptions, batch: Batch, longest: float) -> list[EarlierCall]:
@@ -331,7 +330,7 @@ def _deliver_again(sink: OpenSink, events: DataFrame, aside: DataFrame, batch: B
     plan = plan_tasks(sink, events, batch, whole=True)
     with open_batch_job(sink, events, batch, plan, _refusable_share(sink, aside, plan)) as job:
         job.events = _in_calls(job.columns(job.events), aside)
-        job.columns = _as_they_are
+        job.columns = lambda rows: rows
         job.order = ("_topic", "_partition", FIRST_OFFSET_COLUMN, "_offset")
         job.deliver_all()
 
@@ -351,10 +350,6 @@ def _in_calls(rows: DataFrame, aside: DataFrame) -> DataFrame:
     own = F.col(FORMER_CALL_COLUMN).isNull()
     first = F.when(own, F.col("_offset")).otherwise(F.min("_offset").over(of_call))
     return join_by_place(rows, calls).withColumn(FIRST_OFFSET_COLUMN, first)
-
-
-def _as_they_are(rows: DataFrame) -> DataFrame:
-    return rows
 
 
 def _count_moves(aside: DataFrame, parts: Parts) -> dict[tuple[str, str], int]:

@@ -142,16 +142,11 @@ def expand_preset(written: dict[str, Any]) -> dict[str, Any]:
         return written
     options = dict(written)
     for key, preset_value in PRESETS[name].items():
-        options[key] = _join_option(key, preset_value, written.get(key, preset_value))
+        value = written.get(key, preset_value)
+        # Rules come one after the other, options of options singly; all else is as it is written.
+        if key == "answers" and key in written and isinstance(value, (list, tuple)):
+            value = [*value, *preset_value]
+        elif isinstance(preset_value, dict) and isinstance(value, dict):
+            value = {**preset_value, **value}
+        options[key] = value
     return options
-
-
-def _join_option(key: str, preset_value: Any, written_value: Any) -> Any:
-    """Return one option: rules one after the other, options of options singly, all else as it is written."""
-    if written_value is preset_value:
-        return preset_value
-    if key == "answers" and isinstance(written_value, (list, tuple)):
-        return [*written_value, *preset_value]
-    if isinstance(preset_value, dict) and isinstance(written_value, dict):
-        return {**preset_value, **written_value}
-    return written_value

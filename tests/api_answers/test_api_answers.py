@@ -107,7 +107,7 @@ def _sent(lake: Lake, size: int, way: Way, rules: tuple[AnswerRule, ...] = ()) -
         if way.proxy is not None:
             behind = Credentials(None, proxy=SecretStr(way.proxy))
             running.leases.admit_sink(
-                OWNER.name, "api", running.pace, logins=CredentialsServer(behind.current_credentials)
+                OWNER.name, "api", running.pace, logins=[CredentialsServer(behind.current_credentials)]
             )
         policy = replace(job.plan.policy, attempts=2, elapsed=1.0, rules=rules)
         batch = whole(running, rows(range(ROWS)), job=changed(job, policy=policy))

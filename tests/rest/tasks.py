@@ -125,7 +125,7 @@ class Tasks:
         limit = changes.pop("limit", "api")
         pace = changes.pop("pace", self.pace)
         address = self.leases.admit_sink(
-            OWNER.name, limit, pace, logins=CredentialsServer(credentials.current_credentials)
+            OWNER.name, limit, pace, logins=[CredentialsServer(credentials.current_credentials)]
         )
         plan = SendPlan(limit, form, cut, Policy(first=0.01, longest=0.1), HTTP)
         job = TaskJob(plan, OWNER, self.parts, Encoding(as_it_is, None, "JSON"), address, 10)

@@ -145,7 +145,7 @@ def test_a_sink_that_stops_ends_its_own_tasks_only(lease_server: LeaseServer) ->
 def test_who_is_not_of_this_driver_gets_nothing(
     lease_server: LeaseServer, wrong: Callable[[ServerAddress], ServerAddress], caplog: pytest.LogCaptureFixture
 ) -> None:
-    address = lease_server.admit_sink("sink", "api", pace_per_second(10), logins=SECRET_SERVER)
+    address = lease_server.admit_sink("sink", "api", pace_per_second(10), logins=[SECRET_SERVER])
 
     with pytest.raises(Gone):
         within(LeaseClient.open(wrong(address), "sink"))
@@ -172,7 +172,7 @@ def test_who_is_not_of_this_driver_gets_nothing(
 )
 @pytest.mark.parametrize("encrypted", [True, False], ids=["TLS", "plain"])
 def test_a_stranger_gets_nothing_and_harms_nobody(lease_server: LeaseServer, said: bytes, *, encrypted: bool) -> None:
-    address = lease_server.admit_sink("sink", "api", pace_per_second(1000), logins=SECRET_SERVER)
+    address = lease_server.admit_sink("sink", "api", pace_per_second(1000), logins=[SECRET_SERVER])
     answer = b""
     with suppress(OSError), connected(address, encrypted) as stranger:
         stranger.sendall(said)
@@ -247,7 +247,7 @@ def test_credentials_are_handed_out_and_not_seen_on_the_network(lease_server: Le
         asked.append(refused)
         return {"version": str(len(asked)), "headers": {"Authorization": f"Bearer {SECRET}"}}
 
-    address = lease_server.admit_sink("sink", "api", pace_per_second(10), logins=CredentialsServer(credentials))
+    address = lease_server.admit_sink("sink", "api", pace_per_second(10), logins=[CredentialsServer(credentials)])
 
     async def task() -> list[Any]:
         relay, port = await relayed(address, heard)
@@ -273,7 +273,7 @@ def test_credentials_that_fail_say_so_and_no_more(lease_server: LeaseServer, cap
     def credentials(refused: str) -> dict[str, object]:
         raise PermissionError("the secret server says no")
 
-    address = lease_server.admit_sink("fails", "a", pace_per_second(10), logins=CredentialsServer(credentials))
+    address = lease_server.admit_sink("fails", "a", pace_per_second(10), logins=[CredentialsServer(credentials)])
 
     async def task() -> str:
         lease = await LeaseClient.open(address, "fails")

@@ -173,7 +173,7 @@ def test_a_sink_that_stops_waits_briefly_for_answers(
         OWNER.name,
         "api",
         api_tasks.pace,
-        logins=CredentialsServer(Credentials(None).current_credentials),
+        logins=[CredentialsServer(Credentials(None).current_credentials)],
         stop=stop.is_set,
     )
 

@@ -217,7 +217,7 @@ class World:
                 rows = rest.popleft()
                 status = 0
                 while status != 200:
-                    token = await HeldToken.acquire(lease, rows, key)
+                    token = HeldToken(lease, rows, key, await lease.acquire(rows, key))
                     await asyncio.sleep(self.chance.uniform(0, stalls))
                     await token.in_time()
                     status = await api.call(rows)

@@ -328,7 +328,7 @@ class Delivery:
             )
         except ValueError:  # values of headers were checked before
             return Attempt(Action.REFUSED, "its URL is not valid")
-        token = await HeldToken.acquire(self.lease, len(call), call.limit)
+        token = HeldToken(self.lease, len(call), call.limit, await self.lease.acquire(len(call), call.limit))
         self.admitted(call)
         saw: dict[str, Any] = {"status": None, "ok": False, "throttled": False}
         try:

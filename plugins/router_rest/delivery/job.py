@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from router import Outcome, StartError
 from router_encoders.outbox_rows import PLACE, bounded_batches
@@ -29,7 +30,7 @@ from router_rest.delivery.receipts import (
     ranges_in,
     remove_call_logs,
 )
-from router_rest.delivery.worker import REPORT_DDL, send_task
+from router_rest.delivery.worker import REPORT_SCHEMA, send_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -304,7 +305,7 @@ class BatchJob:
         with bounded_batches(self.events.sparkSession):
             # All reports at once: Spark would send everything again for a second look at them.
             send = self.batch.guarded(send_task(self.job))
-            reports = self._place_rows().mapInArrow(send, REPORT_DDL).filter("kind != 'tick'")
+            reports = self._place_rows().mapInArrow(send, from_arrow_schema(REPORT_SCHEMA)).filter("kind != 'tick'")
             result = JobResult.sum_reports(reports.toArrow())
         self._unread = self._unread or result.texts.get("unread", "")
         if result.counts.get("unread", 0) >= MAX_UNREAD_ANSWERS and not self._has_status():
@@ -360,7 +361,10 @@ class BatchJob:
         if away > limit.after:
             taken = f"nothing for {away:.0f} s"
         if stuck:
-            taken += f", but not {_name_ranges(stuck)}"
+            topic, partition, first, last = stuck[0]
+            taken += f", but not offsets {first} to {last} of {topic}/{partition}"
+            if len(stuck) > 1:
+                taken += f" and {len(stuck) - 1} ranges more"
         raise StartError(f"{self.limit} has taken {taken}, and max_outage says to fail")
 
     def set_aside_failed(self) -> int:
@@ -441,13 +445,6 @@ class BatchJob:
             log.warning("%s: %d rows wait for %s: %s", self.batch.key, result.rows_left, self.limit, why)
 
 
-def _name_ranges(ranges: list[Range]) -> str:
-    """Return the place of the first of some rows, for a message."""
-    topic, partition, first, last = ranges[0]
-    more = f" and {len(ranges) - 1} ranges more" if ranges[1:] else ""
-    return f"offsets {first} to {last} of {topic}/{partition}{more}"
-
-
 def allowed_refusals(rows: int, share: float) -> int:
     """Return how many rows of a batch may be refused."""
     return max(MIN_ALLOWED_DEAD_ROWS, int(rows * share))
@@ -485,7 +482,10 @@ def outcome_of(events: DataFrame, parts: Parts) -> Outcome:
     ranks = rows.column("rank").to_pylist()
     counts = {status: ranks.count(rank) for rank, status in enumerate(STATUS_RANKS)}
     doubtful = pc.sum(rows.column("in_doubt").cast(pa.int64())).as_py() or 0
-    refused = _refused_rows(events, rows) if counts["dead"] else None
+    refused = None
+    if counts["dead"]:
+        dead = rows.filter(pc.equal(rows["rank"], STATUS_RANKS.index("dead"))).select([*PLACE_COLUMNS, "reason"])
+        refused = join_by_place(events, F.broadcast(events.sparkSession.createDataFrame(dead)))
     return Outcome(counts["delivered"], refused, parked=counts["parked"], in_doubt=doubtful)
 
 
@@ -508,12 +508,6 @@ def count_receipts(parts: Parts) -> pa.Table:
     doubt = pc.or_(by_row.column("in_doubt_any"), pc.greater(by_row.column("times_sum"), 1))
     columns = {name: by_row.column(name) for name in PLACE_COLUMNS}
     return pa.table({**columns, "rank": by_row["rank_max"], "reason": by_row["reason_max"], "in_doubt": doubt})
-
-
-def _refused_rows(events: DataFrame, rows: pa.Table) -> DataFrame:
-    """Return the rows that are dead, whole, with the `reason`."""
-    dead = rows.filter(pc.equal(rows.column("rank"), STATUS_RANKS.index("dead"))).select([*PLACE_COLUMNS, "reason"])
-    return join_by_place(events, F.broadcast(events.sparkSession.createDataFrame(dead)))
 
 
 def join_by_place(rows: DataFrame, others: DataFrame, names: Sequence[str] = PLACE, how: str = "inner") -> DataFrame:

@@ -82,13 +82,6 @@ was, where that is in doubt. `in_doubt`: the row may have arrived in an earlier 
 replay in which the row was sent again; it has no `batch_id` then. `limit_name` is the limit that the call
 counted under, `limit_key` the key in it, where each has its own.
 """
-RECEIPT_DDL = (
-    "query string, route string, sink string, batch_id bigint, topic string, partition int, offset bigint, "
-    "status string, http_status int, attempts int, latency_ms double, response string, response_sha256 string, "
-    "call_id string, idempotency_key string, reason string, at timestamp, in_doubt boolean, replay string, "
-    "limit_name string, limit_key string"
-)
-"""The same for Spark."""
 PLACE_COLUMNS = ("topic", "partition", "offset")
 RECEIPT_EXCERPT_BYTES = 2048
 """Bytes of a response that a receipt keeps."""

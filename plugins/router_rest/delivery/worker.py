@@ -26,7 +26,6 @@ from router_rest.channel.client import TaskEnded
 from router_rest.delivery.batcher import Batcher, Call, CallQueue, RowReader
 from router_rest.delivery.call import Delivery, RequestBuilder
 from router_rest.delivery.receipts import (
-    RECEIPT_DDL,
     RECEIPT_SCHEMA,
     KnownReceipts,
     ReceiptWriter,
@@ -48,14 +47,7 @@ if TYPE_CHECKING:
     from router_rest.delivery.receipts import Owner, Place, Range, Responses
     from router_rest.delivery.send_plan import SendPlan
 
-REPORT_DDL = f"kind string, rows bigint, text string, why string, answered boolean, receipt struct<{RECEIPT_DDL}>"
-"""What tasks return: how many rows got a receipt (`delivered`, `parked`), had one (`known`), were `refused`, or are
-`left`; why they are (`away`; `wrong`: until a setting is changed), how many of them only wait for a call of their order
-that was tried (`behind`), how many answers say what became of no row, where all are so (`unread`); which calls were
-`tried` (`text` names their rows as the notes of receipts do, `why` says what the last attempt came to, `answered` that
-it did not fail for all calls alike), how many were begun (`calls`), and the receipt of every row that is `dead`, which
-is not written. A `tick` says nothing."""
-_REPORT_SCHEMA = pa.schema(
+REPORT_SCHEMA = pa.schema(
     [
         ("kind", pa.string()),
         ("rows", pa.int64()),
@@ -65,6 +57,12 @@ _REPORT_SCHEMA = pa.schema(
         ("receipt", pa.struct(list(RECEIPT_SCHEMA))),
     ]
 )
+"""What tasks return: how many rows got a receipt (`delivered`, `parked`), had one (`known`), were `refused`, or are
+`left`; why they are (`away`; `wrong`: until a setting is changed), how many of them only wait for a call of their order
+that was tried (`behind`), how many answers say what became of no row, where all are so (`unread`); which calls were
+`tried` (`text` names their rows as the notes of receipts do, `why` says what the last attempt came to, `answered` that
+it did not fail for all calls alike), how many were begun (`calls`), and the receipt of every row that is `dead`, which
+is not written. A `tick` says nothing."""
 _TICK_SECONDS = 2.0
 """Seconds between two signs of life for Spark, which a setting can make kill workers that are silent."""
 _SPARK_BUFFER_BYTES = int(os.environ.get("SPARK_BUFFER_SIZE", "65536"))
@@ -189,7 +187,7 @@ class Feed:
             await self._there.wait()
 
     def add_report(self, found: list[dict[str, Any]]) -> None:
-        """Report rows of REPORT_DDL to Spark."""
+        """Report rows of REPORT_SCHEMA to Spark."""
         self._reports.put(_make_report(found))
 
 
@@ -199,7 +197,7 @@ def _tick_report() -> pa.RecordBatch:
 
 
 def _make_report(found: list[dict[str, Any]]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist(found, schema=_REPORT_SCHEMA)
+    return pa.RecordBatch.from_pylist(found, schema=REPORT_SCHEMA)
 
 
 async def _end_with_lease(lease: LeaseClient, delivery: Delivery, client: HttpClient) -> None:
@@ -328,7 +326,7 @@ def split_stretches(rows: pa.RecordBatch) -> Iterator[Stretch]:
 
 @dataclass
 class TaskWorker:
-    """The delivery of one task's rows. `known`: what earlier attempts did; `report` takes rows of REPORT_DDL."""
+    """The delivery of one task's rows. `known`: what earlier attempts did; `report` takes rows of REPORT_SCHEMA."""
 
     job: TaskJob
     known: KnownReceipts

@@ -2,7 +2,7 @@
 
 Callers see `requests`: they give a `PreparedRequest` with its login, and its bytes are sent as they were prepared.
 aiohttp does the sending, for `requests` itself takes a thread and most of a millisecond for each call. Only hooks on
-the response take a thread (response_hooks.py).
+the response take a thread.
 """
 
 from __future__ import annotations
@@ -22,9 +22,14 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import aiohttp
+import requests
+from requests.auth import AuthBase
+from requests.hooks import dispatch_hook
+from requests.structures import CaseInsensitiveDict
 from requests.utils import DEFAULT_CA_BUNDLE_PATH, should_bypass_proxies
 from yarl import URL
 
+from router_http.options import is_header_name
 from router_rest.http_client.response import (
     PROXY_LOGIN_WANTED,
     HttpOptions,
@@ -36,7 +41,6 @@ from router_rest.http_client.response import (
     reason_of,
     refuses_handshake,
 )
-from router_rest.http_client.response_hooks import HookConnection
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -50,8 +54,6 @@ MAX_IDLE_SECONDS = 30.0
 """Seconds after which an idle connection is closed: many servers and proxies do so after a minute."""
 MAX_HEAD_BYTES = 64 << 10
 """Bytes of a status line or of a header."""
-TOKEN_PATTERN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-"""The characters of names of methods and headers (RFC 9110, 5.6.2)."""
 HEADER_VALUE_PATTERN = re.compile(r"[\t\x20-\x7e]*")
 """The characters of values of headers here: others mean something else to every server (RFC 9110, 5.5)."""
 MIN_BLOCKWISE_BYTES = 1 << 20
@@ -207,6 +209,56 @@ class HttpClient:
         return b"".join(parts), True
 
 
+class HookConnection:
+    """The connection of responses as the hooks of a login see it: a digest login answers a challenge by it.
+
+    A hook gets a `requests.Response`, may send the request again, and waits for that: so it runs in a thread, and
+    `send_request` in the event loop, like all other requests.
+    """
+
+    def __init__(self, send_request: Callable[[PreparedRequest], Coroutine[Any, Any, Response]]) -> None:
+        self._send_request = send_request
+        self._loop = asyncio.get_running_loop()
+        self._ended: BaseException | None = None
+
+    def send(self, request: PreparedRequest, **arguments: Any) -> requests.Response:
+        """Send a request, and wait for the response. Hooks give arguments of `requests`, which have no effect."""
+        try:
+            answer = asyncio.run_coroutine_threadsafe(self._send_request(request), self._loop).result()
+        except BaseException as error:
+            self._ended = error
+            raise
+        response: Any = requests.Response()
+        response.status_code = answer.status
+        response.headers = CaseInsensitiveDict(answer.headers)
+        response._content = answer.body
+        response._content_consumed = True
+        response.raw = answer
+        response.url = request.url
+        response.request = request
+        response.connection = self
+        return response  # type: ignore[no-any-return]
+
+    def send_with_hooks(self, request: PreparedRequest) -> Response:
+        """Send a request; return the response that its hooks leave. Raises as `send_request` does."""
+        # A login such as HTTPDigestAuth keeps what it knows of a request for the thread in which it was applied. That
+        # was the thread of the event loop, and its hook runs in this one.
+        login = None
+        for hook in request.hooks["response"]:
+            login = getattr(hook, "__self__", None)
+        if isinstance(login, AuthBase):
+            request.hooks["response"] = []
+            login(request)
+        answer = self.send(request)
+        try:
+            final: Response = dispatch_hook("response", request.hooks, answer).raw
+        except Exception as error:  # hooks are code of users
+            if error is self._ended:
+                raise
+            raise InDoubt(f"no answer came: {reason_of(error)}") from None
+        return final
+
+
 async def _drain_body(response: aiohttp.ClientResponse, most: int) -> None:
     """Read a body to its end, or so many bytes of it."""
     async for part in response.content.iter_any():
@@ -342,14 +394,14 @@ def _request_arguments(request: PreparedRequest) -> dict[str, Any]:
     aiohttp computes Content-Length, for with a wrong one the rest of the body would be a request of its own. Raises
     Unsent for an invalid request: a login writes headers after the checks of `requests`.
     """
-    if not TOKEN_PATTERN.fullmatch(request.method or ""):
+    if not is_header_name(request.method or ""):  # both are tokens (RFC 9110, 5.6.2)
         raise Unsent("the method holds signs that none may hold")
     headers = {}
     # A line break in a header would begin another header, or another request.
     for written_name, written_value in request.headers.items():
         name = _header_text(written_name)
         value = _header_text(written_value)
-        if not TOKEN_PATTERN.fullmatch(name):
+        if not is_header_name(name):
             raise Unsent("the name of a header holds signs that none may hold")
         if not HEADER_VALUE_PATTERN.fullmatch(value):
             raise Unsent("a header holds a line break, or signs beyond ASCII: no request can be made of it")

@@ -305,11 +305,6 @@ class HeldToken:
     token: CallToken
     resent: bool = False
 
-    @classmethod
-    async def acquire(cls, lease: LeaseClient, rows: int, key: str = "") -> HeldToken:
-        """Wait for a token. Raises Leave or Gone."""
-        return cls(lease, rows, key, await lease.acquire(rows, key))
-
     async def acquire_again(self) -> None:
         """Wait for another token, for the request is sent a second time. Raises Leave or Gone."""
         self.resent = True

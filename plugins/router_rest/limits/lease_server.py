@@ -18,7 +18,7 @@ from router_rest.limits.coordinator import Coordinator
 from router_rest.limits.messages import TaskReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from router_rest.channel.protocol import ServerAddress
     from router_rest.channel.server import TaskSession
@@ -33,9 +33,10 @@ class LeaseServer(TaskServer):
         self._limits: dict[str, LimitSessions] = {}
         self._lock = threading.Lock()
         self._successes_at_set_aside: dict[str, float] = {}
-        self._counted: set[tuple[str, str]] = set()
+        self.counted: set[tuple[str, str]] = set()
+        """Sinks, or anything else with a name, whose earlier calls are counted, each with its limit."""
         self.counting = threading.Lock()
-        """Held while receipts are read and counted: sinks that share a limit and a table must not count it twice."""
+        """Held while `counted` is read and changed: sinks that share a limit and a table must not count it twice."""
 
     def admit_sink(
         self,
@@ -43,13 +44,13 @@ class LeaseServer(TaskServer):
         limit: str,
         pace: Pace,
         *,
-        logins: TaskListener | None = None,
+        logins: Sequence[TaskListener] = (),
         stop: Callable[[], bool] | None = None,
     ) -> ServerAddress:
         """Admit the tasks of a sink, and return the address for them. Names of sinks are unique in a driver.
 
         Args:
-            logins: Answers tasks that ask for credentials.
+            logins: Answer tasks that ask for credentials.
             stop: Returns whether the sink's tasks are to end; called ten times a second, on the server's thread.
 
         Raises:
@@ -68,23 +69,10 @@ class LeaseServer(TaskServer):
             sessions = self._limits[limit]
             if former is not None and former is not sessions:
                 self.call_on_loop(lambda: sessions.take_over(former))
-            listeners: list[TaskListener] = [sessions]
-            if logins is not None:
-                listeners.append(logins)
             windows = sessions.coordinator.windows
             welcome = {"sized": windows.limits_rows, "keyed": windows.keyed}
-            self.sinks[sink] = AdmittedSink(limit, listeners, welcome, stop)
+            self.sinks[sink] = AdmittedSink(limit, [sessions, *logins], welcome, stop)
         return self.address_for(limit)
-
-    def is_counted(self, sink: str, limit: str) -> bool:
-        """Return whether the earlier calls of a sink, or of anything else with this name, are counted under a limit."""
-        with self._lock:
-            return (sink, limit) in self._counted
-
-    def mark_counted(self, sink: str, limit: str) -> None:
-        """Say that earlier calls are counted: after `count_earlier`, for reading receipts may fail."""
-        with self._lock:
-            self._counted.add((sink, limit))
 
     def dismiss_sink(self, sink: str) -> None:
         """Admit no more tasks of a sink. What its limit has counted is kept."""
