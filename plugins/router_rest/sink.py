@@ -40,11 +40,9 @@ class Rest(OpenSink):
     def talks_to(self, folder: Path) -> Iterable[Server]:
         """Yield the hosts of the API, without a path: nothing is done by asking them."""
         verify = self.tls.resolve_paths(folder).verify
-        if self.template.has_fixed_host:
-            yield Server("API", self.template.origin, verify)
-            return
-        for host in self.hosts:
-            yield Server("API", f"{self.template.scheme}://{host}", verify)
+        origins = [f"{self.template.scheme}://{host}" for host in self.hosts] or [self.template.origin]
+        for origin in origins:
+            yield Server("API", origin, verify)
 
     @property
     def seconds_between(self) -> float:

@@ -51,6 +51,13 @@ class Operation:
             return bool(self.constant[0] == name)
         return any(operand.reads_name(name) for operand in self.operands)
 
+    def value(self, values: Mapping[str, Any]) -> Any:
+        """Return the value for JSON values by name; None if it is null or cannot be evaluated."""
+        try:
+            return self.evaluate(values)
+        except (NoValue, ArithmeticError, ValueError):  # the last of NaN, and of texts that are no UTF-8
+            return None
+
     def evaluate(self, values: Mapping[str, Any]) -> Any:
         """Return the value for JSON values by name. Raises NoValue or ArithmeticError for an error of Spark."""
         match self.name:
@@ -90,21 +97,6 @@ class Operation:
                 return decisive
             found_null = found_null or value is None
         return None if found_null else not decisive
-
-
-@dataclass(frozen=True)
-class AnswerExpression:
-    """An SQL expression over an answer, as it was written and as it is evaluated; pickled to tasks."""
-
-    text: str
-    operation: Operation
-
-    def value(self, values: Mapping[str, Any]) -> Any:
-        """Return the value for JSON values by name; None if it is null or cannot be evaluated."""
-        try:
-            return self.operation.evaluate(values)
-        except (NoValue, ArithmeticError, ValueError):  # the last of NaN, and of texts that are no UTF-8
-            return None
 
 
 def _value_at_path(steps: Sequence[str | int], values: Any) -> Any:

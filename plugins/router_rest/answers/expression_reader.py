@@ -14,7 +14,7 @@ from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ParseError, SqlglotError
 from sqlglot.parsers.spark import SparkParser
 
-from router_rest.answers.expression import COMPARISONS, AnswerExpression, Operation
+from router_rest.answers.expression import COMPARISONS, Operation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,7 @@ class AnswerSql(SparkParser):
     ARRAY_CONSTRUCTORS: ClassVar[dict[str, Any]] = {}
 
 
-def read_expression(text: str, names: Sequence[str]) -> AnswerExpression:
+def read_expression(text: str, names: Sequence[str]) -> Operation:
     """Return the expression that a text is, over values of these names.
 
     Raises ValueError, which names the place and the part of the text, for what cannot be evaluated.
@@ -56,7 +56,7 @@ def read_expression(text: str, names: Sequence[str]) -> AnswerExpression:
         raise ValueError("at character 1: the expression has too many parts inside of each other") from None
     if len(trees) != 1 or trees[0] is None:
         raise ValueError("at character 1: there is not one expression")
-    return AnswerExpression(text, _Reader(text, names).read(trees[0]))
+    return _Reader(text, names).read(trees[0])
 
 
 def _describe_error(error: ParseError, text: str) -> str:

@@ -13,7 +13,7 @@ from router_rest.answers.actions import Action
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from router_rest.answers.expression import AnswerExpression
+    from router_rest.answers.expression import Operation
     from router_rest.http_client.response import Response
 
     Hide = Callable[[bytes], bytes]
@@ -53,9 +53,9 @@ class AnswerRule:
     `method` of the call, and in the answer of a bulk API at `item`, which is what is about one row.
     """
 
-    when: AnswerExpression
+    when: Operation
     then: Then
-    reason: tuple[str | AnswerExpression, ...] = ()
+    reason: tuple[str | Operation, ...] = ()
 
     @classmethod
     def from_texts(cls, when: str, then: Then, reason: str | None) -> AnswerRule:
@@ -63,7 +63,7 @@ class AnswerRule:
         # Importing the parser takes half a second: only sinks with rules wait for it, and no task does.
         from router_rest.answers.expression_reader import read_expression
 
-        pieces: list[str | AnswerExpression] = []
+        pieces: list[str | Operation] = []
         for piece in parse_template(reason or ""):
             if isinstance(piece, Placeholder):
                 pieces.append(read_expression(piece.path, RULE_NAMES))
@@ -75,7 +75,7 @@ class AnswerRule:
     def of_items(self) -> bool:
         """Return whether the rule looks at the item of a row."""
         expressions = [self.when, *self.reason]
-        return any(not isinstance(piece, str) and piece.operation.reads_name("item") for piece in expressions)
+        return any(not isinstance(piece, str) and piece.reads_name("item") for piece in expressions)
 
     def make_decision(self, answer_values: Mapping[str, Any], hide: Hide) -> AnswerDecision:
         """Return the decision of the rule on an answer for which it holds; `hide` masks secrets."""

@@ -29,7 +29,7 @@ from router_rest.http_client.response import InDoubt, Unsent
 from router_rest.limits.lease_client import HeldToken
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
     from router_rest.answers.classifier import Policy
     from router_rest.delivery.batcher import Call
@@ -134,66 +134,6 @@ class Ending(Exception):  # noqa: N818 - it says what happens
     """The end of the task: calls that wait are not sent."""
 
 
-@dataclass
-class Retries:
-    """The attempts of calls. `ending` ends all waits.
-
-    `allowed` takes a token of the retry budget, if there is one; it raises TaskEnded when none will come any more.
-    """
-
-    policy: Policy
-    allowed: Callable[[], bool]
-    ending: asyncio.Event
-
-    async def until_classified(self, attempt: Callable[[], Awaitable[Attempt]]) -> Attempt:
-        """Make attempts until one is not to be repeated, or as often and as long as the policy says.
-
-        Raises Ending or TaskEnded.
-        """
-        until = self.deadline()
-        for attempts in count(1):
-            made = await attempt()
-            if made.action is not Action.AGAIN or attempts >= self.policy.attempts:
-                break
-            # Never sooner than the API says. A call that was refused waits for a slot besides, so that its wait does
-            # not grow, and that is bound enough: the budget is for failures.
-            pause = (made.pause or 0.0) + self.backoff(1 if made.throttled else attempts)
-            if asyncio.get_running_loop().time() + pause >= until:
-                break
-            await self.sleep(pause)
-            if not made.throttled and not await self.wait_for_budget(until):
-                break
-        return made
-
-    def deadline(self) -> float:
-        """Return the time at which a call that begins now is given up, by the clock of the loop."""
-        return asyncio.get_running_loop().time() + self.policy.elapsed
-
-    async def wait_for_budget(self, until: float) -> bool:
-        """Wait for a token of the retry budget, which keeps retries from making an overload worse.
-
-        False: there was none until then. Raises Ending or TaskEnded.
-        """
-        while not self.allowed():
-            seconds_left = until - asyncio.get_running_loop().time()
-            if seconds_left <= 0:
-                return False
-            await self.sleep(min(seconds_left, self.backoff(3)))
-        return True
-
-    def backoff(self, attempts: int) -> float:
-        """Return the seconds to wait after so many attempts: a random share of what doubles with each."""
-        return random.uniform(0, min(self.policy.longest, self.policy.first * 2 ** min(attempts - 1, 30)))
-
-    async def sleep(self, seconds: float) -> None:
-        """Wait. Raises Ending."""
-        try:
-            await asyncio.wait_for(self.ending.wait(), seconds)
-        except asyncio.TimeoutError:
-            return
-        raise Ending("the task ends")
-
-
 MAX_WRONG_CALLS_IN_ROW = 10
 """Calls in a row that need another setting, after which nothing more is sent although others were taken before."""
 MAX_UNREAD_ANSWERS = 10
@@ -232,7 +172,6 @@ class Delivery:
 
     def __post_init__(self) -> None:
         self._classifier = Classifier(self.policy, self.clock)
-        self._retries = Retries(self.policy, self.lease.may_retry, self.ending)
 
     async def deliver_call(self, call: Call) -> AsyncIterator[Settled | Call]:
         """Deliver the rows of a call, in smaller calls where that is needed.
@@ -276,7 +215,7 @@ class Delivery:
         body = self.builder.form.body.join_rows(call.rows)
         key = call.call_id(body, self.owner)
         try:
-            attempt = await self._retries.until_classified(lambda: self._attempt_call(call, body, key))
+            attempt = await self._attempt_until_classified(call, body, key)
         except (TaskEnded, Ending) as error:
             self.why = self.why or str(error)
             self.stop_sending()
@@ -300,6 +239,51 @@ class Delivery:
             if attempt.action is Action.WRONG:
                 self._count_wrong(call, attempt)
             raise _Undelivered(call)
+
+    async def _attempt_until_classified(self, call: Call, body: bytes, key: str) -> Attempt:
+        """Make attempts until one is not to be repeated, or as often and as long as the policy says.
+
+        Raises Ending or TaskEnded.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self.policy.elapsed
+        for attempts in count(1):
+            attempt = await self._attempt_call(call, body, key)
+            if attempt.action is not Action.AGAIN or attempts >= self.policy.attempts:
+                break
+            # Never sooner than the API says. A call that was refused waits for a slot besides, so that its wait does
+            # not grow, and that is bound enough: the budget is for failures.
+            pause = (attempt.pause or 0.0) + self._backoff(1 if attempt.throttled else attempts)
+            if loop.time() + pause >= until:
+                break
+            await self._sleep(pause)
+            if not attempt.throttled and not await self._wait_for_budget(until):
+                break
+        return attempt
+
+    async def _wait_for_budget(self, until: float) -> bool:
+        """Wait for a token of the retry budget, which keeps retries from making an overload worse.
+
+        False: there was none until then, by the clock of the loop. Raises Ending or TaskEnded.
+        """
+        while not self.lease.may_retry():
+            seconds_left = until - asyncio.get_running_loop().time()
+            if seconds_left <= 0:
+                return False
+            await self._sleep(min(seconds_left, self._backoff(3)))
+        return True
+
+    def _backoff(self, attempts: int) -> float:
+        """Return the seconds to wait after so many attempts: a random share of what doubles with each."""
+        return random.uniform(0, min(self.policy.longest, self.policy.first * 2 ** min(attempts - 1, 30)))
+
+    async def _sleep(self, seconds: float) -> None:
+        """Wait. Raises Ending."""
+        try:
+            await asyncio.wait_for(self.ending.wait(), seconds)
+        except asyncio.TimeoutError:
+            return
+        raise Ending("the task ends")
 
     async def _attempt_call(self, call: Call, body: bytes, key: str) -> Attempt:
         """Send a call once, or twice where its credentials had expired."""
@@ -445,8 +429,8 @@ class Delivery:
         if attempts >= self.policy.attempts or pause >= self.policy.elapsed:
             return False
         try:
-            await self._retries.sleep(pause + self._retries.backoff(attempts))
-            return await self._retries.wait_for_budget(self._retries.deadline())
+            await self._sleep(pause + self._backoff(attempts))
+            return await self._wait_for_budget(asyncio.get_running_loop().time() + self.policy.elapsed)
         except (Ending, TaskEnded):
             return False
 

@@ -127,7 +127,7 @@ class Settled:
 def make_receipts(owner: Owner, settled: Sequence[Settled]) -> pa.Table:
     """Return the receipts of rows: the columns of RECEIPT_SCHEMA."""
     # What is the same for the rows of a call is made once for the call, and then taken for each of its rows.
-    calls = pa.Table.from_pylist([_of_call(each) for each in settled], _CALL_SCHEMA)
+    calls = pa.Table.from_pylist([_of_call(each) for each in settled], RECEIPT_SCHEMA)
     rows_of_calls = [len(each.call) for each in settled]
     rows = calls.take(pa.array(np.repeat(np.arange(len(settled)), rows_of_calls)))
     offsets: list[int] = []
@@ -135,9 +135,7 @@ def make_receipts(owner: Owner, settled: Sequence[Settled]) -> pa.Table:
     for each in settled:
         offsets += each.call.offsets
         in_doubt += [offset in each.call.doubtful for offset in each.call.offsets]
-    columns = {name: rows.column(name) for name in rows.column_names}
-    columns["offset"] = pa.array(offsets, pa.int64())
-    columns["in_doubt"] = pa.array(in_doubt, pa.bool_())
+    own_columns = {"offset": pa.array(offsets, pa.int64()), "in_doubt": pa.array(in_doubt, pa.bool_())}
     of_owner = {
         "query": owner.query,
         "route": owner.route,
@@ -147,12 +145,12 @@ def make_receipts(owner: Owner, settled: Sequence[Settled]) -> pa.Table:
         "limit_name": owner.limit,
     }
     for name, value in of_owner.items():
-        columns[name] = pa.repeat(pa.scalar(value, RECEIPT_SCHEMA.field(name).type), len(offsets))
-    return pa.Table.from_arrays([columns[name] for name in RECEIPT_SCHEMA.names], schema=RECEIPT_SCHEMA)
+        own_columns[name] = pa.repeat(pa.scalar(value, RECEIPT_SCHEMA.field(name).type), len(offsets))
+    return pa.Table.from_arrays([own_columns.get(name, rows[name]) for name in RECEIPT_SCHEMA.names], schema=RECEIPT_SCHEMA)
 
 
 def _of_call(settled: Settled) -> dict[str, Any]:
-    """Return the values that all receipts of a call share: the columns of _CALL_SCHEMA."""
+    """Return the values that all receipts of a call share."""
     call = settled.call
     receipt: dict[str, Any] = {
         "topic": call.topic,
@@ -172,17 +170,6 @@ def _of_call(settled: Settled) -> dict[str, Any]:
         receipt["response"] = settled.response[:RECEIPT_EXCERPT_BYTES].decode(errors="replace")
         receipt["response_sha256"] = hashlib.sha256(settled.response).hexdigest()
     return receipt
-
-
-_CALL_SCHEMA = pa.schema(
-    [
-        RECEIPT_SCHEMA.field(name)
-        for name in (
-            *("topic", "partition", "status", "http_status", "attempts", "latency_ms", "response", "response_sha256"),
-            *("call_id", "idempotency_key", "reason", "at", "limit_key"),
-        )
-    ]
-)
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def send_task(job: TaskJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.
         # are in doubt.
         with ThreadPoolExecutor(1, "calls") as threads, _seldom_collected():
             feed = Feed()
-            feed.loop_end = threads.submit(_run_loop, job, feed)
+            feed.loop_end = threads.submit(run_with_precise_timers, _send_batches(job, feed))
             try:
                 for rows in batches:
                     yield from feed.put_rows(rows)
@@ -103,11 +103,6 @@ def _seldom_collected() -> Iterator[None]:
     finally:
         gc.set_threshold(*before)
         gc.unfreeze()
-
-
-def _run_loop(job: TaskJob, feed: Feed) -> None:
-    """Make the calls of a task, in a thread of its own."""
-    run_with_precise_timers(_send_batches(job, feed))
 
 
 async def _send_batches(job: TaskJob, feed: Feed) -> None:

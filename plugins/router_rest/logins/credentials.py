@@ -55,9 +55,8 @@ class Credentials:
         proxy: Secret | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._secrets = secrets_of(auth, proxy)
-        self._headers = {name: _reveal_secret(value) for name, value in (headers or {}).items()}
-        self._proxies = proxies_of(_reveal_secret(proxy)) if proxy is not None else None
+        written = {name: _reveal_secret(value) for name, value in (headers or {}).items()}
+        proxies = proxies_of(_reveal_secret(proxy)) if proxy is not None else None
         self._tokens: TokenSource | None = None
         self._keys: AwsKeys | None = None
         if auth is not None and auth.jwt is not None:
@@ -68,9 +67,14 @@ class Credentials:
             # The token server has files of its own: those of the API do not count.
             tls = auth.oauth.tls.resolve_paths(folder)
             oauth = auth.oauth.model_copy(update={"tls": tls})
-            self._tokens = Tokens(oauth, seconds=seconds, verify=tls.verify, proxies=self._proxies, clock=clock)
-        self._fixed = {"headers": self._headers, "proxies": self._proxies, **_fixed_login(auth, self._headers)}
-        self._fixed["secrets"] = self._secrets
+            self._tokens = Tokens(oauth, seconds=seconds, verify=tls.verify, proxies=proxies, clock=clock)
+        self._fixed = {
+            "version": FIXED_VERSION,
+            "headers": written,
+            "proxies": proxies,
+            "secrets": secrets_of(auth, proxy),
+            **_fixed_login(auth, written),
+        }
 
     def current_credentials(self, refused: str = "") -> dict[str, Any]:
         """Return credentials for `make_login`, as JSON has them; `refused` is the `version` that was answered with 401.
@@ -81,13 +85,13 @@ class Credentials:
         # Keys and tokens change, so they are made for each question; all else was made once.
         if self._keys is not None:
             keys = self._keys.current_keys()
-            secrets = [*self._secrets, keys["secret_access_key"]]
+            secrets = [*self._fixed["secrets"], keys["secret_access_key"]]
             if keys["session_token"]:
                 secrets.append(keys["session_token"])
             times = _json_times(renewal=self._keys.seconds_left)
-            return {"version": FIXED_VERSION, **self._fixed, "sigv4": keys, "secrets": secrets, **times}
+            return {**self._fixed, "sigv4": keys, "secrets": secrets, **times}
         if self._tokens is None:
-            return {"version": FIXED_VERSION, **self._fixed}
+            return self._fixed
         try:
             if refused.isascii() and refused.isdigit() and int(refused):
                 token = self._tokens.other_than(int(refused))
@@ -97,9 +101,9 @@ class Credentials:
             raise ConnectionError(str(fault)) from None
         except Refuses as fault:
             raise StartError(str(fault)) from None
-        headers = {**self._headers, "Authorization": f"Bearer {token.text}"}
+        headers = {**self._fixed["headers"], "Authorization": f"Bearer {token.text}"}
         times = _json_times(renewal=self._tokens.seconds_to_renewal, good=self._tokens.seconds_good)
-        return {"version": str(token.number), **self._fixed, "headers": headers, **times}
+        return {**self._fixed, "version": str(token.number), "headers": headers, **times}
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("credentials stay on the driver")
