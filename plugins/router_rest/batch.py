@@ -14,6 +14,7 @@ import re
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -126,7 +127,7 @@ def open_batch_job(
             dead_at_most=allowed_refusals(plan.rows, poison_share),
             responses=responses_of(sink, batch),
         )
-        yield BatchJob(events, sink.task_columns, batch, plan, job, leases)
+        yield BatchJob(events, partial(columns_for_tasks, sink), batch, plan, job, leases)
 
 
 def plan_tasks(sink: OpenSink, events: DataFrame, batch: Batch, *, whole: bool = False) -> PartitionPlan:
@@ -140,6 +141,14 @@ def plan_tasks(sink: OpenSink, events: DataFrame, batch: Batch, *, whole: bool =
         said=sink.tasks is not None,
         whole=whole,
     )
+
+
+def columns_for_tasks(sink: OpenSink, events: DataFrame) -> DataFrame:
+    """Return the columns that tasks take; `_to` is null if all rows have one URL."""
+    rows = sink.task_columns(events)
+    if sink.template.fields or sink.named_by_rows:
+        return rows
+    return rows.withColumn("_to", F.lit(None).cast("string"))
 
 
 def owner_of(batch: Batch) -> Owner:

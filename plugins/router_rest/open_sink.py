@@ -85,7 +85,7 @@ class OpenSink(RestOptions):
 
         `_order` is the key of an order as bytes, or null; `_to` a struct of `url`, `values` (the method where rows name
         it, then those of headers), and `fault`, which is null or else the reason of a dead letter. `_to` is null if
-        a field cannot be evaluated, or if all rows have one URL. `_row` is what the encoding takes. With `limit_by` there is also `_limit`, its key.
+        a field cannot be evaluated. `_row` is what the encoding takes. With `limit_by` there is also `_limit`, its key.
         Raises StartError, naming the column.
         """
         # Fields are those of the route's columns, by their own names and as parts of `event`.
@@ -94,11 +94,9 @@ class OpenSink(RestOptions):
         value = self.encoding_of(events).column(own_columns(events, self.without).fieldNames())
         if self._action_pieces:
             value = F.concat(body_column(self._action_pieces), value)
-        to = F.lit(None).cast("string")
-        if self.template.fields or self.named_by_rows:
-            to = to_column(
-                self.template, self.hosts, self.rendered_headers, method=self.method.sql, dots=self.allow_dot_segments
-            )
+        to = to_column(
+            self.template, self.hosts, self.rendered_headers, method=self.method.sql, dots=self.allow_dot_segments
+        )
         order = order_key(events_with_event, self.ordered_by, "group_by" if self.group_by else "key")
         columns: list[str | Column] = [*PLACE, order.alias("_order"), to.alias("_to"), value.alias("_row")]
         if self.limit_by not in (None, HOST_AS_LIMIT_KEY):

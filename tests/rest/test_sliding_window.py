@@ -153,4 +153,4 @@ def test_memory_is_bounded_however_long_a_limit_is() -> None:
 
     all_of(windows, 60.0)
 
-    assert sum(len(quota.window) for quota in windows._quotas) < 2_000
+    assert sum(len(quota.window._lumps) for quota in windows._quotas) < 2_000

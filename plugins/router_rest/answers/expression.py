@@ -64,7 +64,10 @@ class Operation:
             case "Literal":
                 return self.constant
             case "Path":
-                return _value_at_path(self.constant, values)
+                value: Any = values
+                for step in self.constant:
+                    value = _take_step(value, step)
+                return value
             case "And" | "Or":
                 return self._decide(values, decisive=self.name == "Or")
         operands = [operand.evaluate(values) for operand in self.operands]
@@ -97,12 +100,6 @@ class Operation:
                 return decisive
             found_null = found_null or value is None
         return None if found_null else not decisive
-
-
-def _value_at_path(steps: Sequence[str | int], values: Any) -> Any:
-    for step in steps:
-        values = _take_step(values, step)
-    return values
 
 
 def _take_step(value: Any, step: str | int) -> Any:

@@ -146,7 +146,8 @@ def make_receipts(owner: Owner, settled: Sequence[Settled]) -> pa.Table:
     }
     for name, value in of_owner.items():
         own_columns[name] = pa.repeat(pa.scalar(value, RECEIPT_SCHEMA.field(name).type), len(offsets))
-    return pa.Table.from_arrays([own_columns.get(name, rows[name]) for name in RECEIPT_SCHEMA.names], schema=RECEIPT_SCHEMA)
+    columns = [own_columns.get(name, rows[name]) for name in RECEIPT_SCHEMA.names]
+    return pa.Table.from_arrays(columns, schema=RECEIPT_SCHEMA)
 
 
 def _of_call(settled: Settled) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from router_rest.http_client.response import (
     PROXY_LOGIN_WANTED,
     HttpOptions,
     InDoubt,
+    NoAnswer,
     Response,
     ResponseHeaders,
     Unsent,
@@ -440,7 +441,7 @@ def _parse_url(url: str) -> URL:
 
 def _exception_for(error: Exception, attempt: SendAttempt) -> Exception:
     """Return the error for a request without a response, in words that never quote the request."""
-    if isinstance(error, (Unsent, InDoubt)) or error is attempt.ended:
+    if isinstance(error, NoAnswer) or error is attempt.ended:
         return error
     late = isinstance(error, asyncio.TimeoutError)
     if attempt.connection is None:

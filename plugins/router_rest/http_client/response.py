@@ -83,16 +83,8 @@ PROXY_LOGIN_WANTED = Response(407, ResponseHeaders(), b"", 0.0, whole=True)
 """The answer of a proxy that wants a login before it opens a tunnel: without TLS it answers the call itself so."""
 
 
-class Unsent(OSError):  # noqa: N818 - it says what happened
-    """A request that the server has certainly not processed. `what` holds no secret."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
-
-
-class InDoubt(OSError):  # noqa: N818
-    """A request without an answer, which the server may have processed. `what` holds no secret.
+class NoAnswer(OSError):  # noqa: N818 - it says what happened
+    """A request without an answer. `what` holds no secret.
 
     timeout: the server took too long, as opposed to a connection that broke or an answer that makes no sense.
     unreadable: there is an answer, and it is not HTTP/1; whoever asks again gets the same one.
@@ -103,6 +95,14 @@ class InDoubt(OSError):  # noqa: N818
         self.what = what
         self.timeout = timeout
         self.unreadable = unreadable
+
+
+class Unsent(NoAnswer):
+    """A request that the server has certainly not processed."""
+
+
+class InDoubt(NoAnswer):
+    """A request that the server may have processed."""
 
 
 def decode_body(body: bytes, encoding: str, most: int) -> tuple[bytes, bool]:

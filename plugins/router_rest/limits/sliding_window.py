@@ -135,9 +135,6 @@ class SlidingWindow:
         self._sum = other._sum
         self._opened = other._opened
 
-    def __len__(self) -> int:
-        return len(self._lumps)
-
 
 class Quota:
     """One number of a limit, of calls or of rows: its window, and its pace where the window is short."""
@@ -341,10 +338,6 @@ class KeyedWindows:
         self._forgotten: dict[int, ForgottenKeys] = {}
         self.is_paced = any(limit.seconds <= MAX_SHORT_LIMIT_SECONDS for limit in self._limits)
         self.limits_rows = any(limit.rows is not None for limit in self._limits)
-
-    def __len__(self) -> int:
-        """Return the number of keys whose windows are kept."""
-        return len(self._kept)
 
     def of_key(self, key: str, now: float) -> SlidingWindows:
         """Return the windows of a key."""
