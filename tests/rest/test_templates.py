@@ -255,12 +255,13 @@ def test_speculation_stops_the_start(spark: SparkSession) -> None:
         settings.setConfString("spark.speculation", "false")
 
 
-def test_a_token_server_that_is_away_does_not_hold_the_start(spark: SparkSession, faulty: FaultyRegistry) -> None:
-    """Tables must not wait for an API; a login that is refused needs somebody at once."""
+def test_a_token_server_that_is_away_is_told_from_one_that_refuses(spark: SparkSession, faulty: FaultyRegistry) -> None:
+    """The first passes, and the start does not wait for it; a login that is refused needs somebody at once."""
     faulty.granted = [{"status": 503}, {"status": 401}]
     login = {"token_url": f"{faulty.url}/token", "client_id": "a", "client_secret": "b"}
 
-    opened(lane(spark, []), auth={"oauth": login})
+    with pytest.raises(ConnectionError, match="answers 503"):
+        opened(lane(spark, []), auth={"oauth": login})
 
     with pytest.raises(StartError, match="client_id, its secret or key"):
         opened(lane(spark, []), auth={"oauth": login})
