@@ -65,3 +65,11 @@ def test_poison_is_found_although_calls_fail(api_tasks: Tasks) -> None:
 
     assert {row["offset"] for sent in jobs for row in sent.dead} == {0, 29}
     assert api_tasks.api.rows("offset") == Counter(set(range(60)) - {0, 29})
+
+
+def test_a_call_without_an_answer_stays_whole(api_tasks: Tasks) -> None:
+    """Without it what an API has done before it closed a connection is done again, by halves with keys of their own."""
+    api_tasks.api.play(failures=[Failure(how="hangup", processed=True)])
+    sent = api_tasks.run(api_tasks.job(cut=CallSize(rows=10)), rows(range(10)))
+    assert sent.counts["left"] == 10
+    assert len({one["body"] for one in api_tasks.api.requests(1000)}) == 1

@@ -223,7 +223,7 @@ class Delivery:
         # Which row an API refuses, or fails on, is unknown: halves find it and let all others go, and only a row that
         # stands alone is dead. An outage opens the circuit, which ends this.
         refused = attempt.action in {Action.REFUSED, Action.SPLIT}
-        failed = attempt.action is Action.AGAIN and call.answered and not attempt.throttled
+        failed = attempt.action is Action.AGAIN and call.answered and not attempt.throttled and attempt.status
         if attempt.action is Action.DONE:
             async for ended in self._settle_taken(call, attempt, key):
                 yield ended
