@@ -11,7 +11,8 @@ import subprocess
 import sys
 import traceback
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
+from threading import Thread
 from typing import TYPE_CHECKING, Any, cast
 
 from py4j.java_gateway import JavaClass, JavaMember, JavaPackage, JVMView
@@ -229,9 +230,15 @@ def builder_options(builder: SparkSession.Builder) -> dict[str, str]:
     return dict(builder._options)
 
 
-def quiet_accumulators(session: SparkSession) -> None:
-    """Keep PySpark's server of accumulators from printing a stack when the JVM is gone: the router logs a sentence."""
-    vars(session.sparkContext._accumulatorServer)["handle_error"] = lambda request, address: None
+def tame_accumulators(session: SparkSession) -> None:
+    """Keep PySpark's server of accumulators from printing a stack when the JVM is gone: the router logs a sentence.
+
+    It also ends by itself: the end of a session would wait for it for up to a second.
+    """
+    server: Any = session.sparkContext._accumulatorServer
+    vars(server)["handle_error"] = lambda request, address: None
+    end = partial(type(server).shutdown, server)
+    vars(server)["shutdown"] = lambda: Thread(target=end, name="end of accumulators", daemon=True).start()
 
 
 @cache

@@ -5,6 +5,8 @@ A new Spark that fails one of these changes what the docstring says; the functio
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -101,8 +103,26 @@ def test_the_class_that_logs_failed_queries_is_known(spark: SparkSession) -> Non
 
 def test_the_accumulator_server_can_be_silenced(spark: SparkSession) -> None:
     """Without it the end of a JVM prints a stack of PySpark's."""
-    spark_internals.quiet_accumulators(spark)
+    spark_internals.tame_accumulators(spark)
     assert spark.sparkContext._accumulatorServer.handle_error(None, None) is None
+
+
+def test_a_session_does_not_wait_for_its_accumulator_server() -> None:
+    """Without it each command that has started Spark waits for up to a second at its end."""
+    ending, ended = threading.Event(), threading.Event()
+
+    class Server:
+        def shutdown(self) -> None:
+            ending.wait()
+            ended.set()
+
+    server = Server()
+    session: Any = SimpleNamespace(sparkContext=SimpleNamespace(_accumulatorServer=server))
+    spark_internals.tame_accumulators(session)
+    server.shutdown()
+    assert not ended.is_set()
+    ending.set()
+    assert ended.wait(60)
 
 
 def test_python_workers_are_forked_from_a_daemon_that_can_be_replaced() -> None:

@@ -43,7 +43,7 @@ from router.engine.retryable_errors import (
 from router.engine.source import source
 from router.engine.source.consumer_group import ConsumerGroup, refuse_foreign_group
 from router.engine.source.failing_records import Span
-from router.engine.spark.session import is_alive, quiet_failures, quiet_gateway
+from router.engine.spark.session import is_alive, quiet_failures, quiet_gateway, write_notes_directly
 from router.engine.start.checks import (
     Checkpoint,
     executors_of,
@@ -176,6 +176,7 @@ def _run_with_retries(
     tables = TableCache(lake)
     make_reachable(spark, lake, needed_for=spark_needs(config))
     make_reachable(spark, checkpoint, needed_for=("its checkpoint",))
+    write_notes_directly(spark, checkpoint.root)
     trouble = RepeatedTrouble()
     retry = make_retrying(config, spark, options.stop, status, trouble=trouble)
     status.note_start_step("the lock and the check of lake and checkpoint")

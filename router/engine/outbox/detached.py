@@ -26,6 +26,7 @@ from router.engine.label.layout import outbox_of
 from router.engine.outbox.apply import Applier, OutboxSink
 from router.engine.outbox.retention import TIDY_SECONDS, not_parked
 from router.engine.retryable_errors import GrowingPauses, RepeatedTrouble, is_temporary
+from router.engine.spark.session import write_notes_directly
 from router.engine.start.spark_checkpoint import SparkNotes
 from router.errors import RouterError, SinkError, StartError, TableError, first_line
 from router.registry import call_part
@@ -135,6 +136,7 @@ class DetachedSink(OutboxSink):
         self.mend_notes()
         session = self.spark.newSession()
         session.conf.set(_WIDENED, "true")
+        write_notes_directly(session, self.checkpoint.root)
         frame = session.readStream.format("delta").option("maxFilesPerTrigger", _FILES_AT_ONCE)
         # Maintenance compacts an outbox and deletes its old rows: such commits have no new rows.
         frame = frame.option("skipChangeCommits", "true")

@@ -48,10 +48,11 @@ from router.spark_internals import (
     is_running,
     jvm_exit_status,
     log_level,
-    quiet_accumulators,
     stop_jvm,
+    tame_accumulators,
     unconverted_errors,
 )
+from router.storage.addresses import is_local_path
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -94,6 +95,9 @@ TASK_CLASSES = ("org.apache.spark.executor.Executor", "org.apache.spark.schedule
 """The classes that print the error of each task, and of the job that it ends."""
 _LAUNCHER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 """Options of the JVM that makes the command line of the JVM proper: it lives for half a second."""
+FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+"""Which class of Spark writes the notes of a query."""
+_CHECKPOINTING = "org.apache.spark.sql.execution.streaming.checkpointing"
 CONNECT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "IS_SERVERLESS")
 """Variables of a Python that has Spark Connect only; the last is of Databricks' serverless compute."""
 NO_CONTEXT = ("JVM_ATTRIBUTE_NOT_SUPPORTED", "CONTEXT_UNAVAILABLE", "Py4JSecurityException", "is not whitelisted")
@@ -176,7 +180,7 @@ def _session_of(builder: SparkSession.Builder, name: str) -> SparkSession:
             session = builder.getOrCreate()
             session.conf.get("spark.sql.session.timeZone")  # here and not in a batch Spark refuses settings of SQL
         session.sparkContext.setLogLevel("WARN" if is_verbose() else "ERROR")
-        quiet_accumulators(session)
+        tame_accumulators(session)
         if not is_verbose():
             for logger in QUERY_LOGGERS:
                 PySparkLogger.getLogger(logger).setLevel(logging.CRITICAL)
@@ -226,6 +230,16 @@ def pool_settings(config: Config) -> dict[str, str]:
     if file.is_file():  # not in a zip
         settings["spark.scheduler.allocation.file"] = file.as_uri()
     return settings
+
+
+def write_notes_directly(session: SparkSession, checkpoint: str) -> None:
+    """Let Spark write its notes of queries into a local checkpoint without starting programs.
+
+    By default it starts `readlink` a dozen times in each batch. What else differs, a rename that refuses to replace a
+    file, the lock of a run makes unnecessary.
+    """
+    if is_local_path(checkpoint) and session.conf.get(FILE_MANAGER, None) is None:
+        session.conf.set(FILE_MANAGER, f"{_CHECKPOINTING}.FileSystemBasedCheckpointFileManager")
 
 
 def connect_by(settings: Mapping[str, str], master: str | None) -> str | None:

@@ -16,8 +16,16 @@ from pyspark.sql import SparkSession
 
 from router.config.models import Config
 from router.engine.spark import session
-from router.engine.spark.session import build_session, class_archive, java_options, settings_in, start_jvm_ahead
+from router.engine.spark.session import (
+    build_session,
+    class_archive,
+    java_options,
+    settings_in,
+    start_jvm_ahead,
+    write_notes_directly,
+)
 from router.errors import VERBOSE, StartError
+from router.spark_internals import jvm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -236,3 +244,17 @@ def test_a_setting_of_sql_that_spark_refuses_is_one_sentence(tmp_path: Path) -> 
     sentence = done.stderr.splitlines()[-1]
     assert sentence.startswith("router: Spark does not start: ")
     assert "spark.sql.shuffle.partitions" in sentence  # how Spark says the rest differs between its versions
+
+
+def test_notes_in_a_local_checkpoint_start_no_program(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it Spark starts `readlink` a dozen times in each batch, which small batches wait for."""
+    local, remote, own = (spark.newSession() for _ in range(3))
+    own.conf.set(session.FILE_MANAGER, "another")
+    write_notes_directly(local, str(tmp_path))
+    write_notes_directly(remote, "s3://bucket/games")
+    write_notes_directly(own, str(tmp_path))
+
+    manager = local.conf.get(session.FILE_MANAGER)
+    assert jvm(spark).java.lang.Class.forName(manager) is not None
+    assert remote.conf.get(session.FILE_MANAGER, "none") == "none"
+    assert own.conf.get(session.FILE_MANAGER) == "another"
