@@ -118,7 +118,7 @@ class MergeCoordinator:
         # The mark is last: until it is written, the next start merges the batch again, with the same backlog.
         self.tables.update(dict.fromkeys(outcomes.tables, target.key))
         self._note_committers(sink, target, outcomes)
-        self._merged_tables(target).note_tables(outcomes.tables)
+        self._merged_tables(target).note_tables(outcomes.committed)
         if before or backlog:
             backlogs.write_backlog(self.query, work.version, before, backlog)
         self.waiting[target.key] = backlog
@@ -152,7 +152,7 @@ class MergeCoordinator:
             self._commit_dead_letters(merge_refusals_id(table_id(app, table)), batch, files, notes)
         self._balance_counts(outcomes, rows, before, backlog)
 
-        self._merged_tables(target).note_tables(outcomes.tables)
+        self._merged_tables(target).note_tables(outcomes.committed)
         merged = []
         for table in sorted(outcomes.tables):
             counts = outcomes.by_table[table]

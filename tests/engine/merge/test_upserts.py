@@ -19,6 +19,7 @@ from deltalake import write_deltalake
 from router import SinkError, StartError, TableError
 from router.config.models import Route
 from router.delta.maintenance import MaintenanceOptions, maintain_table
+from router.engine.audit.verify import verify_tables
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.committers import Committers
 from router.engine.merge import delta_rs
@@ -285,6 +286,19 @@ def forbidden(folder: Path) -> Iterator[None]:
         yield
     finally:
         subprocess.run([*change[False], folder], check=True)
+
+
+@pytest.mark.parametrize("commit", EITHER)
+def test_a_table_whose_first_rows_are_all_refused_was_not_dropped(make_query: Any, tmp_path: Path, commit: str) -> None:
+    """Without it all rows of a game wait for ever whose first record has no key: its table counts as merged into."""
+    sink = Upsert(table="silver.p", keys=["event.gamer"])
+    query = make_query(tmp_path, commit=commit, routes=route(sink), decode=Json(schema=DDL))
+    query.take(raw(event("uno", None, 1)))
+    assert not [problem for audit in verify_tables(query.config) for problem in audit.problems]
+
+    query.take(raw(event("uno", "a", 2), first=1))
+
+    assert query.rows("silver.p", "gamer", "level") == [{"gamer": "a", "level": 2}]
 
 
 def test_a_dropped_table_is_made_anew_where_that_is_wanted(make_query: Any, tmp_path: Path) -> None:
