@@ -12,7 +12,7 @@ import click
 from router.cli import config_argument, existing_file, plugin_option
 from router.cli.documents import json_option, junit_report, show_json
 from router.cli.saves import runs_at_saves
-from router.cli.session import spark_session
+from router.cli.session import spark_session, start_jvm_early
 from router.config.loader import Loaded, load_config, load_sound
 from router.config.problems import sort_problems
 from router.errors import ConfigError, RouterError
@@ -58,6 +58,8 @@ def check(
     """
     if fingerprint and as_json:
         raise click.UsageError("--json has the fingerprint: it goes without --fingerprint")
+    if plan or lake:
+        start_jvm_early(file)
     registry = load_registry(plugin_files)
     # The engine is imported for --plan and --lake only: checking a file takes tenths of a second.
     plan_summary = ""
@@ -205,6 +207,7 @@ def test(
 
     registry = load_registry(plugin_files)
     tests_of_files = [load_tests(file) for file in files]
+    start_jvm_early(tests_of_files[0].tested_configuration(files[0]))
     loaded_of_files = []
     for file, tests in zip(files, tests_of_files, strict=True):
         environ = {**os.environ, **tests.variables}

@@ -16,7 +16,7 @@ from router.cli.dead_letters import LETTER_GROUP_FIELDS, group_row, shorten_text
 from router.cli.documents import json_option, show_json
 from router.cli.listing import Listing, ListingField, number_fields, show_listings, show_sentences
 from router.cli.saves import runs_at_saves
-from router.cli.session import watched_session
+from router.cli.session import start_jvm_early, watched_session
 from router.cli.values import parse_since
 from router.config.loader import load_config
 from router.errors import to_printable
@@ -76,6 +76,7 @@ def preview(
 
     With --against the same records go through OLD as well, and what differs is shown. Exit code 1: something does.
     """
+    start_jvm_early(file, master)
     from router.engine.reprocess.comparison import compare
     from router.engine.reprocess.context import ReprocessContext
     from router.engine.reprocess.preview import RecordChoice, preview_records

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from router.acceptance import CONSEQUENCES
 from router.cli import accept_option, config_argument, master_option, plugin_option
-from router.cli.session import spark_session, stopped_by_signals
+from router.cli.session import spark_session, start_jvm_early, stopped_by_signals
 from router.errors import StartError
 
 if TYPE_CHECKING:
@@ -66,13 +66,7 @@ def run(
     SIGTERM, and at a second Ctrl-C: the next start does the rest of the batch. Exit code 1: it ended too early, and a
     later start may succeed and continues where this one ended; 2: a person has to act first, as the last line says.
     """
-    # It hooks into forks: imported while the JVM is forked off, it says with a traceback that its lock was not held.
-    import concurrent.futures.thread  # noqa: F401
-
-    from router.engine.spark.session import start_jvm_ahead
-
-    # Ahead of all other imports: the JVM takes as long as they do.
-    start_jvm_ahead(file, master)
+    start_jvm_early(file, master)
 
     from router.cli.watching import Watcher, json_errors
     from router.config.loader import load_config

@@ -18,6 +18,7 @@ from router.errors import RunningError, StartError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
     from types import FrameType
 
     from pyspark.sql import SparkSession
@@ -32,6 +33,16 @@ SILENT_AFTER_TERM = 25.0
 """Seconds without progress after SIGTERM: process managers kill a process after 30 s, as Kubernetes does."""
 SILENT_AFTER_INT = 6.0
 """The same after Ctrl-C, since somebody waits; longer than the four seconds that calls to APIs get for answers."""
+
+
+def start_jvm_early(file: Path, master: str | None = None) -> None:
+    """Start the JVM for a configuration, ahead of all other imports of a command: it takes as long as they do."""
+    # It hooks into forks: imported while the JVM is forked off, it says with a traceback that its lock was not held.
+    import concurrent.futures.thread  # noqa: F401
+
+    from router.engine.spark.session import start_jvm_ahead
+
+    start_jvm_ahead(file, master)
 
 
 @contextmanager
