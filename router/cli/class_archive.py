@@ -72,6 +72,20 @@ def make_class_archive() -> Path:
     return target
 
 
+def make_archive_later() -> None:
+    """Make the archive in a process that nobody waits for, unless there is one or it is being made.
+
+    For the end of a run: a batch does not share its cores then.
+    """
+    folder = class_archive().parent
+    if not class_archive().is_file() and not any(folder.glob(f"{UNFINISHED_PREFIX}*")):
+        command = ["nice", sys.executable, "-c", "from router.cli import main; main()", "warm-up"]
+        nowhere = subprocess.DEVNULL
+        subprocess.Popen(
+            command, start_new_session=True, cwd=folder.anchor, stdin=nowhere, stdout=nowhere, stderr=nowhere
+        )
+
+
 def delete_useless_archives(folder: Path) -> None:
     """Delete the archives of installations that are gone (200 MB each), and what a killed process has left."""
     for note in folder.glob(f"classes-*{NOTE_SUFFIX}"):

@@ -90,6 +90,8 @@ def run(
         stop = threading.Event()
         board = StatusBoard(config.name)
         board.note_start_step("the start of Spark")
+        from router.engine.spark.session import starts_jvm_itself
+
         with (
             stopped_by_signals(stop, lambda: board.snapshot().progress) as ended,
             Watcher(config.name, json_lines=json_logs) as watcher,
@@ -111,6 +113,11 @@ def run(
             )
             run_stream(loaded, loaded.registry, spark, options)
             ended.set()
+            uses_archive = starts_jvm_itself(spark)
+        if uses_archive:
+            from router.cli.class_archive import make_archive_later
+
+            make_archive_later()
         if (options.trigger or config.trigger).once and not stop.is_set():
             _refuse_waiting_rows(config)
 
@@ -182,13 +189,14 @@ def _choose_trigger(once: bool, every: str | None, continuous: bool) -> Trigger 
     return Trigger(once=once, every=every, continuous=continuous)
 
 
-@click.command(short_help="Make every later start some seconds faster.")
+@click.command(hidden=True, short_help="Make every later start some seconds faster.")
 def warm_up() -> None:
     """Write an archive of the classes that a run loads (about 200 MB, in ~/.cache/spark-event-router or $ROUTER_CACHE).
 
-    Fetches the jars of Spark's connectors if they are missing, and runs a small configuration, which takes
-    half a minute. Sessions that `router` starts by itself then map the archive instead of loading some ten thousand
-    classes from jars; under spark-submit nothing changes. Archives of installations that are gone are deleted.
+    The end of a first run on this machine does so in the background. Fetches the jars of Spark's connectors if they are
+    missing, and runs a small configuration, which takes half a minute. Sessions that `router` starts by itself then map
+    the archive instead of loading some ten thousand classes from jars; under spark-submit nothing changes. Archives of
+    installations that are gone are deleted.
     """
     from router.cli.class_archive import make_class_archive
 

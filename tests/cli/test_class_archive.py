@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 from router.cli.class_archive import SECONDS_PER_DAY, delete_useless_archives
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,3 +36,22 @@ def test_archives_of_gone_installations_and_what_a_killed_process_left_are_delet
     assert sorted(path.name for path in cache.iterdir()) == [
         *["classes-4.2.0-here.jsa", "classes-4.2.0-here.of", "classes-4.2.0-unknown.jsa", "warm-up-new"]
     ]
+
+
+@pytest.mark.slow
+def test_the_end_of_a_first_run_makes_the_archive(tmp_path: Path) -> None:
+    """Without it every start takes seconds longer on a machine whose owner has not read about `warm-up`."""
+    (tmp_path / "in").mkdir()
+    file = tmp_path / "few.yaml"
+    file.write_text(
+        f"name: few\nlake: {tmp_path}/lake\nsource: {{files: {{path: {tmp_path}/in}}}}\ndecode: {{none: {{}}}}\n"
+        "bronze: bronze.all\ndead_letters: ops.dead\n"
+    )
+    environment = {**os.environ, "ROUTER_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", "from router.cli import main; main()", "run", str(file), "--once"]
+
+    ended = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+
+    assert "warm" not in ended.stdout + ended.stderr
+    wait_until(lambda: any((tmp_path / "cache").glob("classes-*.of")), "the archive is made")
+    assert any((tmp_path / "cache").glob("classes-*.jsa"))

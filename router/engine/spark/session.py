@@ -282,6 +282,11 @@ def _is_submitted() -> bool:
     return "SPARK_ENV_LOADED" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
 
 
+def starts_jvm_itself(session: SparkSession) -> bool:
+    """Return whether the router has started the JVM of a session, with all of Spark in it."""
+    return str(session.sparkContext.master).startswith("local") and not _is_submitted()
+
+
 def session_builder(
     settings: Mapping[str, str], master: str | None, connectors: Collection[str] = tuple(CONNECTORS)
 ) -> SparkSession.Builder:
