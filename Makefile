@@ -26,7 +26,6 @@ setup: ## Set the machine up: .venv, pinned packages, jars
 
 demo: setup ## A real Kafka, schema registry and API, seven games, their tables, in two minutes or three; KEEP=1 keeps the page up
 	@$(BIN)/python -m router_demo $(if $(KEEP),--keep)
-	@scripts/setup.sh
 
 test: setup ## Run the tests, all but the slow ones
 	@$(BIN)/pytest $(TOGETHER) -m "not slow"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Set this checkout up: Python, Java, .venv with the pinned packages, the jars of Spark and of the embedded Kafka.
 # Safe to repeat: a set-up that is complete and was made from the same files costs a few hundredths of a second.
-# --without-archive leaves the archive of the JVM's classes to the next call: a demo gets all of the machine.
+# --without-archive leaves the archive of the JVM's classes to the end of a first run: a demo gets all of the machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -78,7 +78,6 @@ def test_the_archive_of_classes_waits_for_the_demo(goal: str) -> None:
     if goal == "test":
         assert lines == ["scripts/setup.sh"]
         return
-    first, demo, last = lines
+    first, demo = lines
     assert first == "scripts/setup.sh --without-archive"
-    assert "router_demo" in demo
-    assert last == "scripts/setup.sh"
+    assert "router_demo" in demo  # the end of its run makes the archive
