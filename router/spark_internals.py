@@ -225,6 +225,20 @@ def is_running(session: SparkSession) -> bool:
         return False
 
 
+def map_in_arrow(
+    frame: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: Any
+) -> DataFrame:
+    """Return `mapInArrow` of a frame whose columns have any names: PySpark itself reads one with a dot as a path."""
+    names = frame.columns
+    if not any(sign in name for name in names for sign in ".`"):
+        return frame.mapInArrow(task, schema)
+
+    def run_with_names(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return task(batch.rename_columns(names) for batch in batches)
+
+    return frame.toDF(*(f"c{place}" for place in range(len(names)))).mapInArrow(run_with_names, schema)
+
+
 def builder_options(builder: SparkSession.Builder) -> dict[str, str]:
     """Return the settings that a builder has taken."""
     return dict(builder._options)

@@ -28,7 +28,7 @@ from router.delta.partition_folders import RANDOM_FOLDERS, has_long_folder
 from router.delta.replace import MADE, PROPERTIES
 from router.delta.transaction_id import widening_transaction
 from router.delta.widening import WIDENED, wider_schema
-from router.spark_internals import hadoop_lacks, to_arrow_columns, to_spark_columns
+from router.spark_internals import hadoop_lacks, map_in_arrow, to_arrow_columns, to_spark_columns
 from router.storage.addresses import is_local
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def in_types_of(rows: DataFrame, schema: StructType) -> DataFrame:
         for batch in batches:
             yield from cast_to(pa.Table.from_batches([batch]), types).to_batches()
 
-    return rows.mapInArrow(cast_batches, columns)
+    return map_in_arrow(rows, cast_batches, columns)
 
 
 def _parquet_rows(session: SparkSession, lake: Lake, paths: list[str], schema: StructType) -> DataFrame:

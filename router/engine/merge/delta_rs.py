@@ -34,6 +34,7 @@ from router.engine.label.layout import DEAD_SCHEMA, MERGED_COORDINATES
 from router.engine.retryable_errors import is_temporary
 from router.errors import TableError, first_line
 from router.own_names import TABLE
+from router.spark_internals import map_in_arrow
 from router.stages import Stage
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def merge_by_tasks(events: DataFrame, job: MergeJob, tasks: int, executors: Exec
         by_table = events.repartition(tasks, TABLE).sortWithinPartitions(TABLE)
     outcomes = MergeOutcomes()
     task = executors.guard_task(merge_task(job), reports=True)
-    rows = by_table.mapInArrow(task, _REPORT).collect()  # a row per table, and per file of refused rows
+    rows = map_in_arrow(by_table, task, _REPORT).collect()  # a row per table, and per file of refused rows
     for report in executors.without_looks(json.loads(row["report"]) for row in rows):
         outcomes.add_report(report)
     return outcomes

@@ -77,7 +77,7 @@ from router.engine.merge import refused_keys
 from router.engine.merge.delta_rs import COUNTS, as_dead_letters
 from router.errors import TableError
 from router.own_names import DELETIONS, TABLE
-from router.spark_internals import first_cause, to_arrow_columns, to_spark_columns, to_spark_type
+from router.spark_internals import first_cause, map_in_arrow, to_arrow_columns, to_spark_columns, to_spark_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -386,7 +386,7 @@ class TableMerge:
             task_rows = task_rows.unionByName(of_keys.select(version), allowMissingColumns=True)
         # One task: rows and versions of a key must meet, and the report counts all of them.
         answers = to_spark_columns(decision.answer_schema, ntz=True)
-        return task_rows.repartition(1).mapInArrow(decision_task(decision), answers)
+        return map_in_arrow(task_rows.repartition(1), decision_task(decision), answers)
 
     def _with_refusals(self, have: pa.Schema) -> DataFrame:
         """Return the rows with `_refused` if they violate a CHECK of the table, which would fail the whole MERGE.

@@ -63,7 +63,7 @@ from router.engine.start.checks import Checkpoint, was_cut_off
 from router.errors import TableError, first_line
 from router.own_names import BATCH_ID, CAUSE, OUTBOX, QUERY, TABLE
 from router.record import PLACE
-from router.spark_internals import to_spark_columns
+from router.spark_internals import map_in_arrow, to_spark_columns
 from router.stages import Stage
 
 if TYPE_CHECKING:
@@ -490,7 +490,7 @@ class _ReleasedRows:
         # The constraints are evaluated on the rows as the table would have them: `_row` is that.
         with_row = StructType([*rows.schema, StructField("_row", to_spark_columns(schema, ntz=True))])
         task = _cast_task(self.target_types, schema)
-        cast = rows.mapInArrow(self.release.executors.guard_task(task), with_row)
+        cast = map_in_arrow(rows, self.release.executors.guard_task(task), with_row)
         quarantined_row = F.struct(*map(quote_identifier, rows.columns)).alias("_quarantined")
         table_columns = [F.col(f"_row.{quote_identifier(name)}") for name in schema.names]
         flat = cast.select(quarantined_row, *table_columns)
@@ -500,7 +500,7 @@ class _ReleasedRows:
     def _run(self, task: _Task, rows: DataFrame) -> list[dict[str, Any]]:
         """Run a task over rows and return its reports; raise StartError if an executor lacks what the driver has."""
         executors = self.release.executors
-        rows_of_reports = rows.mapInArrow(executors.guard_task(task, reports=True), "report string").collect()
+        rows_of_reports = map_in_arrow(rows, executors.guard_task(task, reports=True), "report string").collect()
         return executors.without_looks(json.loads(row["report"]) for row in rows_of_reports)
 
     def _append_dead_letters(self, rows: DataFrame, reason: Column, app_id: str, last: int) -> None:

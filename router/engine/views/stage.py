@@ -22,6 +22,7 @@ from router.delta.staged_files import StagedFile
 from router.delta.unreadable_values import unreadable_in
 from router.engine.land.task import GATHERED_BYTES, gather_batches
 from router.engine.views.row_hash import row_hash
+from router.spark_internals import map_in_arrow
 from router.table_names import fold_name
 from router.templates import parse_template
 
@@ -94,7 +95,7 @@ def stage_rows(
         frame = frame.repartition(rows.sparkSession.sparkContext.defaultParallelism, TARGET)
     checks = [_Check(expectation.name, expectation.otherwise == "drop") for expectation in view.expect]
     task = _staging_task(staging, rows.columns, f"view/{view.name}", number, checks)
-    reports = frame.mapInArrow(executors.guard_task(task, reports=True), "report string").collect()
+    reports = map_in_arrow(frame, executors.guard_task(task, reports=True), "report string").collect()
     staged: dict[str, StagedTable] = {}
     for report in executors.without_looks(json.loads(row["report"]) for row in reports):
         staged.setdefault(report["table"], StagedTable()).add_report(report)

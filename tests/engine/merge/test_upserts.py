@@ -583,3 +583,18 @@ def test_a_name_that_is_neither_is_refused_with_those_there_are(
 
     with pytest.raises(StartError, match=words):
         query.take(raw(event("uno", "a", 1)))
+
+
+@pytest.mark.parametrize("commit", EITHER)
+@pytest.mark.parametrize("table", ["silver.p", "silver.{event.game}"])
+def test_columns_may_have_any_name(make_query: Any, tmp_path: Path, commit: str, table: str) -> None:
+    """Without it a dot in the name of a field ends the run: PySpark reads it as a path, and finds no such column."""
+    sink = Upsert(table=table, keys=["a.b"], history="scd2")
+    schema = "game string, `a.b` string, `..` int, `c``d` int"
+    query = make_query(tmp_path, commit=commit, decode=Json(schema=schema), routes=route(sink))
+    for number in range(2):
+        query.take(raw({"game": "p", "a.b": "x", "..": number, "c`d": 1}, first=number))
+        query = query.restarted()
+
+    rows = query.rows("silver.p", "a.b", "..", "c`d", "is_current")
+    assert sorted(tuple(row.values()) for row in rows) == [("x", 0, 1, False), ("x", 1, 1, True)]
