@@ -10,6 +10,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import planted  # beside this module
+
 from router.api import halving
 
 if TYPE_CHECKING:
@@ -49,6 +51,9 @@ def watched_question(error: BaseException) -> bool:
     return _is_caused_by_a_row(error)
 
 
-halving._run_by_halves = watched_halves
+if os.environ.get(planted.VARIABLE):
+    planted.plant_named_bug()
+else:
+    halving._run_by_halves = watched_halves
 halving.is_caused_by_a_row = watched_question
 write("watching")

@@ -118,12 +118,14 @@ class Drawn:
         for column in range(chance.randint(0, 3)):
             kind = chance.choice(["int", "long", "real", "decimal", "text", "date", "time", "truth"])
             select.append(f"{drawing.expression(self.is_valid, kind, 3)} AS made_{column}")
+        more_keys = self._some_fields(KEYS)
         sinks: list[Any] = [
             Tables(table=f"t{number}.{{event.game}}"),
             Delta(table=f"d{number}.every", partition_by=self._some_fields(PARTITIONS)),
             Upsert(
                 table=f"u{number}.keyed",
-                keys=("event.k", *self._some_fields(KEYS)),
+                keys=("event.k", *more_keys),
+                partition_by=chance.choice([(), tuple(name for name in more_keys if self.divides(name))]),
                 newest_by=[f"event.{quote_identifier(name)}" for name in self._some_fields(ORDERED)] or "offset",
                 history=None if HISTORY & {column.name for column in drawing.fields} else chance.choice([None, "scd2"]),
                 delete_when=chance.choice([None, None, f"offset % {DELETED} = 0"]),
@@ -145,6 +147,10 @@ class Drawn:
         if not names or self.drawing.chance.random() < 0.5:
             return ()
         return (self.drawing.chance.choice(names),)
+
+    def divides(self, name: str) -> bool:
+        """Return whether tables can be partitioned by a field."""
+        return any(column.name == name and isinstance(column.type, PARTITIONS) for column in self.drawing.fields)
 
     def newest_by(self, sink: Upsert) -> str:
         """Return the field that orders the rows of a sink."""

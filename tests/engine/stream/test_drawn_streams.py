@@ -43,6 +43,8 @@ SEEDS = [
 ]
 ANY_TIME = {"message.timestamp.after.max.ms": str(2**63 - 1), "message.timestamp.before.max.ms": str(2**63 - 1)}
 SENDERS = ("rest", "kafka")
+MILLIS = (1, 2**31, 2**53, 2**62, 2**63 - 1)
+"""Times that a producer may give a record, in ms since 1970; a timestamp has fewer bits."""
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +59,7 @@ class DrawnTopic:
 
     def __init__(self, name: str, drawing: Drawing) -> None:
         self.name = name
+        self.chance = drawing.chance
         self.records = drawing.records(RECORDS, hostile=0.4)
 
     def produce(self, broker: EmbeddedKafka) -> None:
@@ -66,6 +69,8 @@ class DrawnTopic:
         for record in self.records:
             headers = [(header["key"], header["value"]) for header in record.headers or ()]
             millis = max(0, int(record.time.timestamp() * 1000))
+            if record.hostile and self.chance.random() < 0.1:
+                millis = self.chance.choice(MILLIS)
             producer.produce(self.name, record.value, record.key, 0, headers=headers, timestamp=millis or 1)
         assert producer.flush(60) == 0
 
@@ -90,6 +95,7 @@ class FramedTopic(DrawnTopic):
 
     def __init__(self, name: str, chance: random.Random, registry: FaultyRegistry) -> None:
         self.name = name
+        self.chance = chance
         schema = {"type": "record", "name": "win", "fields": [{"name": of, "type": "string"} for of in ("game", "by")]}
         number = registry.book.add(f"{name}-value", json.dumps(schema), "AVRO")
         self.records = []
