@@ -15,6 +15,7 @@ from functools import cache, partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any, cast
 
+import pyspark
 from py4j.java_gateway import JavaClass, JavaMember, JavaPackage, JVMView
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark import SparkContext
@@ -237,6 +238,12 @@ def map_in_arrow(
         return task(batch.rename_columns(names) for batch in batches)
 
     return frame.toDF(*(f"c{place}" for place in range(len(names)))).mapInArrow(run_with_names, schema)
+
+
+def file_manager() -> str:
+    """Return the class of Spark that writes the notes of queries by Hadoop's `FileSystem`; Spark 4.1 has moved it."""
+    moved = "" if pyspark.__version__.startswith("4.0.") else ".checkpointing"
+    return f"org.apache.spark.sql.execution.streaming{moved}.FileSystemBasedCheckpointFileManager"
 
 
 def builder_options(builder: SparkSession.Builder) -> dict[str, str]:

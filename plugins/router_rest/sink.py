@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
     from typing_extensions import Self
+
+log = logging.getLogger("router")
 
 
 class Rest(OpenSink):
@@ -78,7 +81,12 @@ class Rest(OpenSink):
             if missing is not None:
                 raise StartError(f"tls: {missing}")
         prepared = self.check_columns(opening)
-        prepared._log_in()
+        try:
+            prepared._log_in()
+        except ConnectionError as error:
+            if not opening.trial:
+                raise
+            log.warning("rest %s: no token yet: %s", prepared.limit, error)
         return prepared
 
     def preview(self, events: DataFrame, opening: Opening) -> list[dict[str, Any]]:

@@ -73,16 +73,25 @@ def make_class_archive() -> Path:
 
 
 def make_archive_later() -> None:
-    """Make the archive in a process that nobody waits for, unless there is one or it is being made.
+    """Make the archive in a process that nobody waits for, unless there is one or it was tried within a day.
 
     For the end of a run: a batch does not share its cores then.
     """
-    folder = class_archive().parent
-    if not class_archive().is_file() and not any(folder.glob(f"{UNFINISHED_PREFIX}*")):
-        command = ["nice", sys.executable, "-c", "from router.cli import main; main()", "warm-up"]
+    tried = class_archive().with_suffix(".tried")
+    if class_archive().is_file() or (tried.is_file() and time.time() - tried.stat().st_mtime < SECONDS_PER_DAY):
+        return
+    with suppress(OSError):  # no folder for it, or no more processes: a run has ended well all the same
+        tried.parent.mkdir(parents=True, exist_ok=True)
+        tried.touch()
+        code = "import os; os.nice(19); from router.cli import main; main()"
         nowhere = subprocess.DEVNULL
         subprocess.Popen(
-            command, start_new_session=True, cwd=folder.anchor, stdin=nowhere, stdout=nowhere, stderr=nowhere
+            [sys.executable, "-c", code, "warm-up"],
+            start_new_session=True,
+            cwd=tried.anchor,
+            stdin=nowhere,
+            stdout=nowhere,
+            stderr=nowhere,
         )
 
 

@@ -176,6 +176,7 @@ def replace_content(
     meanwhile stay. With `alone` such a commit makes this one fail, which wider types need.
     """
     columns = handle.schema() if schema is None else Schema.from_json(schema)
+    _allow_local_times(handle, pa.schema(columns.to_arrow()))
     properties = _commit_properties(ids, notes)
     if alone:
         properties.max_commit_retries = 0
@@ -239,14 +240,19 @@ def add_columns(table: DeltaTable, added: str) -> None:
     """Add columns and nested fields (Delta's JSON) in one commit; those that the table has change nothing."""
     table = delta_rs_table(table)
     columns = pa.schema(Schema.from_json(added).to_arrow())
-    features = table.protocol().writer_features or ()
-    if "timestampNtz" not in features and any(_hides_local_times(column.type) for column in columns):
-        feature = TableFeatures.TimestampWithoutTimezone
-        table.alter.add_feature(feature, allow_protocol_versions_increase=True, post_commithook_properties=HOOKS)
-        table.update_incremental()
+    _allow_local_times(table, columns)
     # An append of no rows, which merges the schemas: it adds nested fields as well.
     write_rows(table, columns.empty_table(), new_columns=True)
     table.update_incremental()
+
+
+def _allow_local_times(handle: DeltaTable, columns: pa.Schema) -> None:
+    """Give a table the feature that columns with hidden local times need, unless it has it."""
+    features = handle.protocol().writer_features or ()
+    if "timestampNtz" not in features and any(_hides_local_times(column.type) for column in columns):
+        feature = TableFeatures.TimestampWithoutTimezone
+        handle.alter.add_feature(feature, allow_protocol_versions_increase=True, post_commithook_properties=HOOKS)
+        handle.update_incremental()
 
 
 def _hides_local_times(kind: pa.DataType) -> bool:

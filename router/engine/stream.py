@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -434,15 +434,21 @@ class _StreamRun:
 
         One that refuses a configuration which is new is a mistake of that, and ends the start.
         """
-        newest = last_manifest(self.checkpoint)
-        is_new = newest is None or newest.config != self.fingerprint
+
+        def may_wait(error: Exception) -> bool:
+            with suppress(StartError):  # the manifest of a batch that has ended may be damaged
+                newest = last_manifest(self.checkpoint)
+                is_new = newest is None or newest.config != self.fingerprint
+                return isinstance(error, OSError) or not is_new
+            return True
+
         self.config, closed = open_sinks(
             self.config,
             self.spark,
             self.folder,
             self._learnt_schemas,
             trial=self.config.debug,
-            may_wait=lambda error: not self.config.debug and (isinstance(error, OSError) or not is_new),
+            may_wait=may_wait,
         )
         about = self.config, self.spark, self.lake, self.checkpoint, self.options.stop, self.executors
         self.detached = DetachedSinks.of(

@@ -9,10 +9,11 @@ import pytest
 
 from router.api.sinks import KeyedTable, MergingSink
 from router.api.table_options import PROPERTIES_OF_DELTA_RS, NewTable
-from router.delta.commit import to_delta
+from router.delta.commit import TableCommit, to_delta
 from router.delta.lake import Lake
-from router.delta.replace import add_columns, create_table, create_with_files, made_by_spark
+from router.delta.replace import add_columns, create_table, create_with_files, made_by_spark, replace_content
 from router.delta.replace_by_spark import create_by_spark, is_finished
+from router.engine.commit.committers import as_decided
 from router.engine.label.layout import merge_options
 from tests.lake_rows import read_rows
 
@@ -75,7 +76,7 @@ def test_a_merge_makes_its_tables_by_all_options_of_its_sink() -> None:
         Latest(properties={"delta.appendOnly": "true"})
 
 
-@pytest.mark.parametrize("way", ["empty", "with files", "later"])
+@pytest.mark.parametrize("way", ["empty", "with files", "later", "replaced"])
 def test_local_times_inside_of_maps_are_readable(spark: SparkSession, tmp_path: Path, way: str) -> None:
     """Without it delta-rs makes a table without the feature `timestampNtz`, and nobody can open it again."""
     lake = Lake.at(str(tmp_path))
@@ -84,11 +85,24 @@ def test_local_times_inside_of_maps_are_readable(spark: SparkSession, tmp_path: 
         create_table(lake, "a.b", pa.schema([*SCHEMA, *times]))
     elif way == "with files":
         create_with_files(lake, "a.b", to_delta(pa.schema([*SCHEMA, *times])), [], ids={"x": 1}, notes={})
-    else:
+    elif way == "later":
         add_columns(create_table(lake, "a.b", SCHEMA), to_delta(times))
+    else:
+        made = create_table(lake, "a.b", SCHEMA)
+        replace_content(made, [], ids={}, notes={}, schema=to_delta(pa.schema([*SCHEMA, *times])))
 
     table = lake.open("a.b")
     assert table is not None
     assert table.transaction_version("x") == (1 if way == "with files" else None)
     spark.sql(f"INSERT INTO delta.`{lake.spark_address('a.b')}` VALUES ('uno', 1, map('x', TIMESTAMP_NTZ'2026-01-01'))")
     assert [dict(row["times"])["x"].year for row in read_rows(lake, "a.b")] == [2026]
+
+
+def test_a_table_whose_creation_was_cut_off_gets_its_other_columns(tmp_path: Path) -> None:
+    """Without it a kill between the steps of its creation makes another writer of the router, and its rows wait."""
+    lake = Lake.at(str(tmp_path))
+    times = pa.schema([pa.field("times", pa.map_(pa.string(), pa.timestamp("us")))])
+    table = create_table(lake, "a.b", SCHEMA)
+    work = TableCommit("r/s", "a.b", "x", 0, (), to_delta(pa.schema([*SCHEMA, *times])), decided=-1)
+
+    assert as_decided(work, table).added == to_delta(times)

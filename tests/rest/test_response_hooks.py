@@ -9,6 +9,7 @@ from hashlib import md5
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import requests
 from requests.auth import HTTPDigestAuth
 from requests.utils import parse_dict_header
 
@@ -18,8 +19,6 @@ from tests.rest.calls import MOST, OPTIONS, ask, outcome, post
 from tests.rest.scripted import PATIENCE, Scripted, Talk, polite, server_tls, silent, then_waits
 
 if TYPE_CHECKING:
-    import requests
-
     from tests.rest.conftest import Certificates
 
 HUSH = "hush-hush"
@@ -220,3 +219,41 @@ def test_a_cancelled_call_leaves_its_thread_to_end(server: Scripted) -> None:
 
     assert asyncio.run(cancel()).status == 200
     assert (server.bodies, server.accepted) == ([b"1", b"2"], 1)
+
+
+def test_a_hook_that_waits_for_ever_ends_its_call(server: Scripted) -> None:
+    """Without it a login that asks a server of its own without a timeout holds up a sink, and the end of its task."""
+    free = threading.Event()
+    request = post(server.url)
+    request.register_hook("response", lambda response, **_: free.wait(PATIENCE))
+
+    try:
+        (found,) = ask(request, connect=0.1, total=0.2)
+    finally:
+        free.set()
+
+    assert isinstance(found, InDoubt)
+    assert found.timeout
+
+
+def test_a_hook_may_change_the_answer_or_bring_another(server: Scripted) -> None:
+    """Without it what a login makes of an answer has no effect, or ends the task."""
+
+    def change(response: requests.Response, **_: Any) -> None:
+        response.raw.release_conn()
+        response.status_code = 401
+
+    def replace_answer(response: requests.Response, **_: Any) -> requests.Response:
+        other = requests.Response()
+        other.status_code = 204
+        other._content = b"other"
+        return other
+
+    found = []
+    for hook in (change, replace_answer):
+        request = post(server.url)
+        request.register_hook("response", hook)
+        (answer,) = ask(request)
+        found.append((answer.status, answer.body))
+
+    assert found == [(401, b"ok"), (204, b"other")]

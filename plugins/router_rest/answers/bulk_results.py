@@ -116,7 +116,7 @@ class BulkResults(SecretOptions):
         path = self.row_id or self.id or ""
         values = [_value_at(_decoded_row(row), path) for row in rows]
         names = [json_text(value) for value in values]
-        if all(value is None for value in values):
+        if all(value is None for value in values) and json_text(None) not in by_name:
             names = [str(position) for position in range(len(rows))]
         strange = by_name.keys() - set(names)
         if strange:

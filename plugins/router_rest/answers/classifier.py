@@ -103,7 +103,9 @@ class Classifier:
                 self._read_results(self.policy.results, call, attempt, answer.body, hide)
         else:
             attempt.why = f"the API answers {status}{answer_excerpt(attempt.body)}"
-            attempt.throttled = is_throttling(status, action is Action.AGAIN and pause is not None)
+            # It holds whatever a rule makes of the call.
+            attempt.pause = pause if action is Action.AGAIN else None
+            attempt.throttled = is_throttling(status, attempt.pause is not None)
         if self.policy.rules:
             self._ask_rules(call, attempt, answer, hide, method)
         if attempt.throttled or attempt.action is Action.AGAIN:

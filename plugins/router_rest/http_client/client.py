@@ -17,6 +17,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from http.client import responses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -109,9 +110,18 @@ class HttpClient:
         async with self._places:
             if not request.hooks.get("response"):
                 return await send_request(request)
-            connection = HookConnection(send_request)
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, connection.send_with_hooks, request)
+            return await self._send_with_hooks(HookConnection(send_request), request)
+
+    async def _send_with_hooks(self, connection: HookConnection, request: PreparedRequest) -> Response:
+        try:
+            sent = self._threads.submit(connection.send_with_hooks, request)
+        except RuntimeError:
+            raise Unsent("the client is closed") from None
+        try:
+            # A hook may wait for whatever it likes, and a thread cannot be stopped.
+            return await asyncio.wait_for(asyncio.wrap_future(sent), self._options.connect + self._options.total)
+        except asyncio.TimeoutError:
+            raise InDoubt("no answer came in time", timeout=True) from None
 
     async def close(self) -> None:
         """Close all connections; requests in flight end in doubt."""
@@ -231,10 +241,11 @@ class HookConnection:
             raise
         response: Any = requests.Response()
         response.status_code = answer.status
+        response.reason = responses.get(answer.status, "")
         response.headers = CaseInsensitiveDict(answer.headers)
         response._content = answer.body
         response._content_consumed = True
-        response.raw = answer
+        response.raw = _Answered(answer)
         response.url = request.url
         response.request = request
         response.connection = self
@@ -252,12 +263,28 @@ class HookConnection:
             login(request)
         answer = self.send(request)
         try:
-            final: Response = dispatch_hook("response", request.hooks, answer).raw
+            final = dispatch_hook("response", request.hooks, answer)
+            # A hook may have changed the response, or may have got another one by a client of its own.
+            sent = final.raw if isinstance(final.raw, _Answered) else answer.raw
+            headers = ResponseHeaders.from_pairs(final.headers.items())
+            return replace(sent.answer, status=final.status_code, headers=headers, body=final.content)
         except Exception as error:  # hooks are code of users
             if error is self._ended:
                 raise
             raise InDoubt(f"no answer came: {reason_of(error)}") from None
-        return final
+
+
+@dataclass(frozen=True)
+class _Answered:
+    """What hooks see in place of the raw response of urllib3: its connection is free already."""
+
+    answer: Response
+
+    def release_conn(self) -> None:
+        """Do nothing: logins call this before they send a request again."""
+
+    def close(self) -> None:
+        """Do nothing, for the same reason."""
 
 
 async def _drain_body(response: aiohttp.ClientResponse, most: int) -> None:

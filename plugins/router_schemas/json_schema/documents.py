@@ -97,7 +97,7 @@ def referenced_files(file: Path, text: str) -> dict[str, str]:
             # Never a path from the root: in an address that is the root of a server, not of this machine.
             other = normpath(join(dirname(name), urldefrag(node["$ref"]).url))
             path = file.parent / unquote(other)
-            if other not in texts and not other.startswith("/") and path.is_file():
+            if other not in texts and not unquote(other).startswith("/") and path.is_file():
                 texts[other] = path.read_text(encoding="utf-8")
                 waiting.append(other)
     del texts[file.name]

@@ -281,6 +281,9 @@ def as_decided(work: TableCommit, table: Any) -> TableCommit:
 
     # The rows were staged for the changes that the commit has; any other does not fit them.
     decided_changes: set[str] = set()
+    if work.decided == -1 and table is not None and _is_empty(table):
+        # A crash may have come between creating a table and giving it all columns (`create_table`).
+        decided_changes.update(column.name for column in change.added)
     if work.added:
         decided_changes.update(schema_column_names(work.added))
     if work.widened:
@@ -325,7 +328,12 @@ def _is_unfinished(table: Any, work: TableCommit, options: NewTable) -> bool:
         return False
     if is_finished(table, options):
         return False
-    return len(table.file_uris()) == 0  # a table with rows is in use as it is
+    return _is_empty(table)  # a table with rows is in use as it is
+
+
+def _is_empty(table: Any) -> bool:
+    """Return whether a table has no files; False for one that is read through Spark, which creates it whole."""
+    return not isinstance(table, SparkTable) and len(table.file_uris()) == 0
 
 
 def _create_empty(session: SparkSession, lake: Lake, work: TableCommit) -> None:

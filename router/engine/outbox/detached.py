@@ -131,6 +131,8 @@ class DetachedSink(OutboxSink):
         if self.opening:
             self.sink = call_part(self.sink, "prepare", ApplyingSink, self.opening)
             self.opening = None
+            if self.waits:
+                self.waits(self.key, "")
         if not self._wait_for_outbox():
             return
         self.mend_notes()
@@ -357,7 +359,8 @@ class DetachedSinks:
                 raise StartError(
                     f"route {sink.route}, sink {sink.name}: {sent:,} rows of its outbox were sent before and there is "
                     f"no checkpoint {sink.checkpoint.root}/{sink.place} that says which. Restore it; or run with "
-                    "--accept duplicates to send all that the outbox holds"
+                    "--accept duplicates to send all that the outbox holds; or, if it sent within the batches, keep "
+                    "`mode: inline`"
                 )
 
     def start(self) -> None:

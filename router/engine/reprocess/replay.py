@@ -464,7 +464,14 @@ class DeadLetterReplay(Reprocessing):
     def _batches(self, run: NamedRun[DeadLetterChoice], scope: Scope) -> Batches:
         try:
             config = _config_of(scope, self.config)
-            config = open_sinks(config, self.spark, self.context.folder, self.context.memory).config
+            # Rows of a detached sink go to its outbox only.
+            config = open_sinks(
+                config,
+                self.spark,
+                self.context.folder,
+                self.context.memory,
+                may_wait=lambda error: isinstance(error, OSError),
+            ).config
         except OSError as error:
             raise StartError(f"{error}; try again when it is back") from error
         return Batches(

@@ -43,6 +43,7 @@ from router.spark_internals import (
     QUERY_CLASSES,
     ask_for_names_once,
     builder_options,
+    file_manager,
     first_cause,
     has_jvm,
     is_running,
@@ -97,7 +98,6 @@ _LAUNCHER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 """Options of the JVM that makes the command line of the JVM proper: it lives for half a second."""
 FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 """Which class of Spark writes the notes of a query."""
-_CHECKPOINTING = "org.apache.spark.sql.execution.streaming.checkpointing"
 CONNECT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "IS_SERVERLESS")
 """Variables of a Python that has Spark Connect only; the last is of Databricks' serverless compute."""
 NO_CONTEXT = ("JVM_ATTRIBUTE_NOT_SUPPORTED", "CONTEXT_UNAVAILABLE", "Py4JSecurityException", "is not whitelisted")
@@ -239,7 +239,7 @@ def write_notes_directly(session: SparkSession, checkpoint: str) -> None:
     file, the lock of a run makes unnecessary.
     """
     if is_local_path(checkpoint) and session.conf.get(FILE_MANAGER, None) is None:
-        session.conf.set(FILE_MANAGER, f"{_CHECKPOINTING}.FileSystemBasedCheckpointFileManager")
+        session.conf.set(FILE_MANAGER, file_manager())
 
 
 def connect_by(settings: Mapping[str, str], master: str | None) -> str | None:
