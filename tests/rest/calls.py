@@ -22,6 +22,13 @@ def post(url: str, body: Any = b'{"game": "chess"}', method: str = "POST", **hea
     return requests.Request(method, url, data=body, headers=named).prepare()
 
 
+def hooked(*arguments: Any, **headers: str) -> requests.PreparedRequest:
+    """Prepare a request as `post` does, with a hook on the response."""
+    request = post(*arguments, **headers)
+    request.register_hook("response", lambda response, **_: None)
+    return request
+
+
 def ask(*calls: requests.PreparedRequest, proxies: Any = None, **options: Any) -> list[Any]:
     """Send requests one after the other by one client; return the answers and errors."""
 

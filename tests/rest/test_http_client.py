@@ -15,7 +15,7 @@ import pytest
 from router_rest.http_client import client as module
 from router_rest.http_client.client import HttpClient
 from router_rest.http_client.response import InDoubt, Response, Unsent
-from tests.rest.calls import MOST, OPTIONS, ask, open_count, outcome, post
+from tests.rest.calls import MOST, OPTIONS, ask, hooked, open_count, outcome, post
 from tests.rest.scripted import PATIENCE, Scripted, Talk, polite, server_tls, silent, then_waits
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ def test_calls_share_a_connection(server: Scripted) -> None:
     assert (server.accepted, server.bodies) == (1, [str(number).encode() for number in range(10)])
 
 
-def test_many_calls_are_in_flight_and_never_more_than_allowed(server: Scripted) -> None:
+@pytest.mark.parametrize("prepare", [post, hooked])
+def test_many_calls_are_in_flight_and_never_more_than_allowed(server: Scripted, prepare: Any) -> None:
     """One call at a time is what makes others slow; a connection too many is what an API may forbid."""
     together = threading.Barrier(4)
 
@@ -73,7 +74,7 @@ def test_many_calls_are_in_flight_and_never_more_than_allowed(server: Scripted) 
     async def all_at_once() -> list[Response]:
         client = HttpClient(OPTIONS)
         try:
-            return await asyncio.gather(*[client.send(post(server.url)) for _ in range(40)])
+            return await asyncio.gather(*[client.send(prepare(server.url)) for _ in range(40)])
         finally:
             await client.close()
 

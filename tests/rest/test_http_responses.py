@@ -5,11 +5,12 @@ from __future__ import annotations
 import gzip
 import socket
 import zlib
+from typing import Any
 
 import pytest
 
 from router_rest.http_client.response import InDoubt
-from tests.rest.calls import MOST, ask, post
+from tests.rest.calls import MOST, ask, hooked, post
 from tests.rest.scripted import PATIENCE, Scripted, Talk, polite, replies, then_waits
 
 
@@ -98,14 +99,15 @@ def test_a_body_is_read_up_to_a_limit(server: Scripted) -> None:
     [b"Content-Length: 1000000000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n", b"\r\n"],
     ids=["length", "chunks", "no end"],
 )
-def test_a_body_without_an_end_does_not_hold_a_call(server: Scripted, head: bytes) -> None:
+@pytest.mark.parametrize("prepare", [post, hooked])
+def test_a_body_without_an_end_does_not_hold_a_call(server: Scripted, head: bytes, prepare: Any) -> None:
     def endless(talk: Talk) -> None:
         talk.request()
         talk.send(b"HTTP/1.1 200 OK\r\n" + head)
         talk.pour(b"10000\r\n" + b"a" * 0x10000 + b"\r\n")
 
     server.act = endless
-    (answer,) = ask(post(server.url))
+    (answer,) = ask(prepare(server.url))
 
     assert (answer.status, len(answer.body), answer.whole) == (200, MOST, False)
 
@@ -122,7 +124,8 @@ def test_chunks_that_carry_next_to_nothing_end_as_well(server: Scripted) -> None
     assert (answer.status, answer.whole) == (200, False)
 
 
-def test_a_body_that_trickles_ends_with_the_time_of_the_call(server: Scripted) -> None:
+@pytest.mark.parametrize("prepare", [post, hooked])
+def test_a_body_that_trickles_ends_with_the_time_of_the_call(server: Scripted, prepare: Any) -> None:
     """The status is known: sending it again would be a second delivery."""
 
     def trickle(talk: Talk) -> None:
@@ -131,7 +134,7 @@ def test_a_body_that_trickles_ends_with_the_time_of_the_call(server: Scripted) -
         talk.pour(b"a", pause=0.02)
 
     server.act = trickle
-    (answer,) = ask(post(server.url), total=0.5)
+    (answer,) = ask(prepare(server.url), total=0.5)
 
     assert (answer.status, answer.whole) == (200, False)
     assert set(answer.body) == {ord("a")}

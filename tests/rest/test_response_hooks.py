@@ -14,21 +14,14 @@ from requests.auth import HTTPDigestAuth
 from requests.utils import parse_dict_header
 
 from router_rest.http_client.client import HttpClient
-from router_rest.http_client.response import InDoubt, Response, Unsent
-from tests.rest.calls import MOST, OPTIONS, ask, outcome, post
+from router_rest.http_client.response import InDoubt, Unsent
+from tests.rest.calls import OPTIONS, ask, hooked, outcome, post
 from tests.rest.scripted import PATIENCE, Scripted, Talk, polite, server_tls, silent, then_waits
 
 if TYPE_CHECKING:
     from tests.rest.conftest import Certificates
 
 HUSH = "hush-hush"
-
-
-def hooked(*arguments: Any, **headers: str) -> requests.PreparedRequest:
-    """Prepare a request as `post` does, with a hook on the response."""
-    request = post(*arguments, **headers)
-    request.register_hook("response", lambda response, **_: None)
-    return request
 
 
 def test_a_call_is_tried_once(server: Scripted) -> None:
@@ -83,28 +76,6 @@ def test_a_digest_login_answers_the_challenge_of_the_server(server: Scripted) ->
     assert server.accepted == 2, "the challenge is answered on the connection on which it came"
 
 
-def test_no_more_calls_are_in_flight_than_allowed(server: Scripted) -> None:
-    together = threading.Barrier(4)
-
-    def gathering(talk: Talk) -> None:
-        while talk.request() is not None:
-            together.wait(PATIENCE)
-            talk.answer()
-
-    async def all_at_once() -> list[Response]:
-        client = HttpClient(OPTIONS)
-        try:
-            return await asyncio.gather(*[client.send(hooked(server.url)) for _ in range(20)])
-        finally:
-            await client.close()
-
-    server.act = gathering
-    answers = asyncio.run(all_at_once())
-
-    assert [answer.status for answer in answers] == [200] * 20
-    assert server.accepted == server.most_open == 4
-
-
 def test_cookies_are_not_kept(server: Scripted) -> None:
     """They would tie one call to another, and grow."""
     server.act = polite(b"ok", "Set-Cookie: a=b")
@@ -155,30 +126,6 @@ def test_a_server_that_does_not_answer_leaves_a_call_in_doubt(server: Scripted) 
 
     assert isinstance(error, InDoubt)
     assert error.timeout
-
-
-def test_a_long_body_is_cut(server: Scripted) -> None:
-    def endless(talk: Talk) -> None:
-        talk.request()
-        talk.send(b"HTTP/1.1 200 OK\r\n\r\n")
-        talk.pour(b"a" * 0x10000)
-
-    server.act = endless
-    (answer,) = ask(hooked(server.url))
-
-    assert (answer.status, len(answer.body), answer.whole) == (200, MOST, False)
-
-
-def test_a_body_that_trickles_ends_with_the_time_of_the_call(server: Scripted) -> None:
-    def trickle(talk: Talk) -> None:
-        talk.request()
-        talk.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-        talk.pour(b"a", pause=0.02)
-
-    server.act = trickle
-    (answer,) = ask(hooked(server.url), total=0.5)
-
-    assert (answer.status, answer.whole) == (200, False)
 
 
 def test_a_head_that_trickles_ends_with_the_time_of_the_call(server: Scripted) -> None:
