@@ -175,8 +175,10 @@ def replace_content(
     `schema` (Delta's JSON) and `partition_by`, if given, replace the table's. Rows that another commit has appended
     meanwhile stay. With `alone` such a commit makes this one fail, which wider types need.
     """
-    columns = handle.schema() if schema is None else Schema.from_json(schema)
-    _allow_local_times(handle, pa.schema(columns.to_arrow()))
+    columns = handle.schema()
+    if schema is not None:
+        columns = Schema.from_json(schema)
+        _allow_local_times(handle, pa.schema(columns.to_arrow()))
     properties = _commit_properties(ids, notes)
     if alone:
         properties.max_commit_retries = 0
@@ -248,8 +250,8 @@ def add_columns(table: DeltaTable, added: str) -> None:
 
 def _allow_local_times(handle: DeltaTable, columns: pa.Schema) -> None:
     """Give a table the feature that columns with hidden local times need, unless it has it."""
-    features = handle.protocol().writer_features or ()
-    if "timestampNtz" not in features and any(_hides_local_times(column.type) for column in columns):
+    is_hidden = any(_hides_local_times(column.type) for column in columns)
+    if is_hidden and "timestampNtz" not in (handle.protocol().writer_features or ()):
         feature = TableFeatures.TimestampWithoutTimezone
         handle.alter.add_feature(feature, allow_protocol_versions_increase=True, post_commithook_properties=HOOKS)
         handle.update_incremental()

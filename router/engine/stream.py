@@ -436,10 +436,11 @@ class _StreamRun:
         """
 
         def may_wait(error: Exception) -> bool:
+            if isinstance(error, OSError):
+                return True
             with suppress(StartError):  # the manifest of a batch that has ended may be damaged
                 newest = last_manifest(self.checkpoint)
-                is_new = newest is None or newest.config != self.fingerprint
-                return isinstance(error, OSError) or not is_new
+                return newest is not None and newest.config == self.fingerprint
             return True
 
         self.config, closed = open_sinks(

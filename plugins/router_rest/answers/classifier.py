@@ -95,7 +95,6 @@ class Classifier:
             url_of_data = bool(call.url.partition("\n")[0])
             action = action_for(status, doubt=bool(call.doubtful), url_of_data=url_of_data, again=self.policy.again)
         attempt = Attempt(action, "", status, answer.seconds, hide(answer.body))
-        pause = retry_after(answer.headers, self.clock())
         if is_doubtful(status) or answer.resent:
             call.doubtful = frozenset(call.offsets)
         if action is Action.DONE:
@@ -103,13 +102,13 @@ class Classifier:
                 self._read_results(self.policy.results, call, attempt, answer.body, hide)
         else:
             attempt.why = f"the API answers {status}{answer_excerpt(attempt.body)}"
-            # It holds whatever a rule makes of the call.
-            attempt.pause = pause if action is Action.AGAIN else None
+            if action is Action.AGAIN:  # it holds whatever a rule makes of the call
+                attempt.pause = retry_after(answer.headers, self.clock())
             attempt.throttled = is_throttling(status, attempt.pause is not None)
         if self.policy.rules:
             self._ask_rules(call, attempt, answer, hide, method)
-        if attempt.throttled or attempt.action is Action.AGAIN:
-            attempt.pause = pause
+        if attempt.pause is None and (attempt.throttled or attempt.action is Action.AGAIN):
+            attempt.pause = retry_after(answer.headers, self.clock())
         some_taken = any(_is_taken(result) for result in attempt.results or ())
         return attempt, {
             "status": status,

@@ -432,8 +432,11 @@ def open_sinks(
         openings = {sink: Opening(folder, frame, trial) for sink, frame in _empty_frames(layout, route, spark)}
         sinks: list[Sink] = []
         for name, sink in route.named_sinks.items():
+            if not wants_opening(sink):
+                sinks.append(sink)
+                continue
             try:
-                sinks.append(prepared_sink(sink, openings.get(name)))
+                sinks.append(call_part(sink, "prepare", ApplyingSink, openings[name]))
             except (RouterError, OSError) as error:
                 if isinstance(sink, ApplyingSink) and sink.detached and may_wait(error):
                     closed[f"{route.identity}/{name}"] = openings[name]
@@ -444,14 +447,6 @@ def open_sinks(
                     raise
         routes.append(route.model_copy(update={"sinks": tuple(sinks)}))
     return OpenedSinks(config.model_copy(update={"routes": tuple(routes)}), closed)
-
-
-def prepared_sink(sink: Sink, opening: Opening | None) -> Sink:
-    """Return a sink that is ready for rows; one that needs nothing for that is returned as it is."""
-    if opening is None or not wants_opening(sink):
-        return sink
-    prepared: Sink = call_part(sink, "prepare", ApplyingSink, opening)
-    return prepared
 
 
 def _empty_frames(layout: Layout, route: Route, spark: SparkSession) -> Iterator[tuple[str, DataFrame]]:

@@ -37,6 +37,7 @@ from router.engine.spark.connectors import (
     resolved_jars,
     versions_of_jars,
 )
+from router.engine.spark.executors import on_one_machine
 from router.engine.spark.java import provide_java
 from router.errors import MachineError, SessionLost, StartError, is_verbose
 from router.spark_internals import (
@@ -284,7 +285,7 @@ def _is_submitted() -> bool:
 
 def starts_jvm_itself(session: SparkSession) -> bool:
     """Return whether the router has started the JVM of a session, with all of Spark in it."""
-    return str(session.sparkContext.master).startswith("local") and not _is_submitted()
+    return on_one_machine(session) and not _is_submitted()
 
 
 def session_builder(
