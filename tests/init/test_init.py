@@ -16,9 +16,10 @@ from router.config.loader import load_config
 from router.engine.preflight.route_tests import load_tests
 from router.registry import load_registry
 from router_init import samples
-from router_init.documents import Plan, plan_tables
+from router_init.documents import Plan
 from router_init.formats import Event, Found
-from router_init.samples import Sample, Sampled
+from router_init.samples import Sample
+from router_init.tables import plan_tables
 from tests.init.topics import SECRETS, draw_topic
 
 if TYPE_CHECKING:
@@ -175,8 +176,8 @@ def test_names_that_are_data_inside_of_such_names_make_no_columns() -> None:
 
 
 def test_a_topic_of_names_that_are_data_leaves_others_their_format() -> None:
-    data = [Event(Sampled(b""), {f"ann-{number}": 1, f"tok{number}": 2}) for number in range(300)]
-    row = Event(Sampled(b""), {"n": 1}, 7)
+    data = [Event({f"ann-{number}": 1, f"tok{number}": 2}) for number in range(300)]
+    row = Event({"n": 1}, schema_id=7)
     found = [Found(Sample("a", ()), "json", "", tuple(data)), Found(Sample("b", ()), "avro", "", (row,))]
     plan = Plan("shop", {}, plan_tables("shop", found))
     assert [table.found.decoder for table in plan.tables] == ["none", "avro"]
