@@ -731,11 +731,9 @@ class DeadLetters(Model):
     )
 
     @property
-    def largest_share(self) -> float | None:
-        """Return the share as a number from 0 to 1; None if any may."""
-        if self.at_most is None:
-            return None
-        return float(self.at_most.rstrip("% ")) / 100
+    def largest_share(self) -> float:
+        """Return the share as a number from 0 to 1, which is 1 if all may."""
+        return float((self.at_most or "100%").rstrip("% ")) / 100
 
 
 Shared = TypeVar("Shared", Expectation, Let)

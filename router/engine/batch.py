@@ -32,7 +32,7 @@ from router.engine.commit.committers import Committers
 from router.engine.decision import BatchDecider
 from router.engine.destination import CarriedOut
 from router.engine.outbox.apply import Outboxes
-from router.engine.quarantine.table import Quarantine
+from router.engine.quarantine.table import Quarantine, faults_of_size
 from router.engine.retryable_errors import never_passes
 from router.engine.source.position import RecordNumbers, arrival_of
 from router.engine.source.unreadable import RawRecords
@@ -252,7 +252,8 @@ class Batches:
         batch = steps.batch
         demands = self.decider.demands
         try:
-            faults = self._faults_of_size(decision) or self.destination.faults_of_decision(decision, batch)
+            faults = faults_of_size(self.config, self.lake, decision.landed.files)
+            faults = faults or self.destination.faults_of_decision(decision, batch)
             if faults:
                 raise BatchError(self.config.name, batch, f"{'; '.join(faults)}; nothing was committed")
             commits = self.destination.choose_commits(decision, batch)
@@ -277,15 +278,6 @@ class Batches:
             self.decider.landing.discard_files(decision.landed)
             raise
         return manifest
-
-    def _faults_of_size(self, decision: BatchDecision) -> list[str]:
-        """Return why a batch must not be committed: the quarantine would get larger than it may be."""
-        most = self.config.quarantine.at_most
-        size = self.quarantine.total_bytes(decision.landed.files)
-        if size <= most:
-            return []
-        what = f"the quarantine would have {size:,} bytes of {most:,} that it may have (`quarantine: at_most`)"
-        return [f"{what}; see `router quarantine list FILE`"]
 
     def _outboxes_behind_quarantine(self, commits: tuple[TableCommit, ...]) -> dict[str, str]:
         """Return the outboxes whose earlier rows are quarantined, with the cause: later rows queue behind those."""

@@ -56,18 +56,18 @@ class DeadLetterLimit:
     The accepted batch is kept while the process runs: it may be decided again after a failure, and no other may pass.
     """
 
-    at_most: float | None = None
+    at_most: float = 1.0
     accepts_one_batch: bool = False
     accepted_batch: int | None = None
 
     @property
     def smallest_share(self) -> float:
         """Return the share above which a batch is logged or stopped."""
-        return WARNING_SHARE if self.at_most is None else min(WARNING_SHARE, self.at_most)
+        return min(WARNING_SHARE, self.at_most)
 
     def is_exceeded(self, share: DeadLetterShare, batch: int) -> bool:
         """Return whether a batch has to stop; note the batch that passes because a person has accepted it."""
-        if self.at_most is None or share.share <= self.at_most:
+        if share.share <= self.at_most:
             return False
         if self.accepts_one_batch and self.accepted_batch in (None, batch):
             self.accepted_batch = batch
@@ -98,4 +98,5 @@ def dead_letter_share(
     # The dead letters of one record are one record.
     distinct = pa.concat_tables(records).group_by(list(PLACE)).aggregate([]).num_rows
     frequent_reasons = [f"{reason} ({count:,})" for reason, count in reasons.most_common(_SHOWN_REASONS)]
-    return DeadLetterShare(distinct, read, tuple(frequent_reasons))
+    share = DeadLetterShare(distinct, read, tuple(frequent_reasons))
+    return share if share.share > above else None

@@ -391,19 +391,24 @@ class Quarantine:
         rewrite_table(self.lake, moved.table, handle, widened, moved.app_id)
         return rows, moved
 
-    def total_bytes(self, staged: Iterable[StagedFile]) -> int:
-        """Return the bytes that the quarantine has with files that are staged for it; 0 if there are none."""
-        size = sum(file.bytes for file in staged if file.table.startswith(QUARANTINE))
-        if not size:
-            return 0
-        tables = {quarantine_of(self.config.name, route, name) for route, name, _ in self.config.all_sinks()}
-        for handle in TableCache(self.lake).open_tables(tables).values():
-            if handle is not None:
-                size += pc.sum(_read_add_actions(handle).column("size_bytes")).as_py() or 0
-        return size
-
     def _quarantine_of(self, work: TableCommit) -> str:
         return quarantine_of(self.config.name, *work.target.split("/", 1))
+
+
+def faults_of_size(config: Config, lake: Lake, staged: Iterable[StagedFile]) -> list[str]:
+    """Return why a batch must not be committed: with its staged files the quarantine would be larger than it may be."""
+    size = sum(file.bytes for file in staged if file.table.startswith(QUARANTINE))
+    if not size:
+        return []
+    tables = {quarantine_of(config.name, route, name) for route, name, _ in config.all_sinks()}
+    for handle in TableCache(lake).open_tables(tables).values():
+        if handle is not None:
+            size += pc.sum(_read_add_actions(handle).column("size_bytes")).as_py() or 0
+    most = config.quarantine.at_most
+    if size <= most:
+        return []
+    what = f"the quarantine would have {size:,} bytes of {most:,} that it may have (`quarantine: at_most`)"
+    return [f"{what}; see `router quarantine list FILE`"]
 
 
 def _read_causes(lake: Lake, quarantine: str) -> dict[str, str]:

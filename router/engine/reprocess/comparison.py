@@ -26,6 +26,7 @@ from router.engine.reprocess.preview import (
     columns_of,
     staging_lake_of,
 )
+from router.engine.source.failing_records import RecordPlace
 from router.own_names import BATCH_ID, QUARANTINE, QUERY, TABLE
 from router.record import PLACE
 from router.registry import parts_in
@@ -55,16 +56,12 @@ NO_FATE = ("nothing", "")
 """The fate of a record of which neither a row nor a dead letter remains, which has no reason."""
 
 
-Place = tuple[str, int, int]
-"""Topic, partition and offset of a record."""
-
-
 class _Key(NamedTuple):
     """A row of a table by its sink and the place of its record; `number` counts the rows that these have there."""
 
     table: str
     target: str
-    place: Place
+    place: RecordPlace
     number: int
 
 
@@ -171,7 +168,7 @@ class _Compared:
 
     def rows(self) -> Iterator[tuple[_Key, dict[str, Any]]]:
         """Yield the rows of all tables and sinks: their columns with values, as they are compared."""
-        numbers: Counter[tuple[str, str, Place]] = Counter()
+        numbers: Counter[tuple[str, str, RecordPlace]] = Counter()
         for commit, table, part in self.trial.staged_rows():
             route = commit.target.partition("/")[0]
             # Bronze is of no route, and has the records themselves.
@@ -179,8 +176,7 @@ class _Compared:
                 continue
             self.types[table] |= columns_of(commit.columns)
             for row in as_rows(part):
-                topic, partition, offset = (row[name] for name in TRACED)
-                row_of = (table, commit.target, (topic, partition, offset))
+                row_of = (table, commit.target, RecordPlace(*(row[name] for name in TRACED)))
                 numbers[row_of] += 1
                 yield (
                     _Key(*row_of, numbers[row_of]),
@@ -199,7 +195,7 @@ class _Compared:
             and f"{route}/{name}" not in self.left_out
         )
 
-    def calls(self, places: list[Place]) -> dict[str, Counter[str]]:
+    def calls(self, places: list[RecordPlace]) -> dict[str, Counter[str]]:
         """Return the calls of each sink for the records at some places, as JSON."""
         return {
             made.sink: Counter(json.dumps(call, sort_keys=True, default=repr) for call in made.calls)
@@ -207,19 +203,19 @@ class _Compared:
             if made.sink.partition("/")[0] not in self.unsteady
         }
 
-    def fates(self) -> dict[Place, tuple[str, str]]:
+    def fates(self) -> dict[RecordPlace, tuple[str, str]]:
         """Return the fate of each record of which something remains, and the reasons of its dead letters."""
-        ends: dict[Place, set[str]] = defaultdict(set)
+        ends: dict[RecordPlace, set[str]] = defaultdict(set)
         for key in self.hashes:
             ends[key.place].add("waits" if key.table.startswith(QUARANTINE) else "landed")
-        reasons: dict[Place, set[str]] = defaultdict(set)
+        reasons: dict[RecordPlace, set[str]] = defaultdict(set)
         # Whether no route takes a record depends on all of them.
         is_match_by_chance = any("/" not in place for place in self.left_out)
         for batch in self.trial.dead_letters().to_batches(columns=[*PLACE, "stage", "reason", "route"]):
             for letter in batch.to_pylist():
                 if letter["route"] in self.left_out or (letter["stage"] == Stage.MATCH and is_match_by_chance):
                     continue
-                place = letter["topic"], letter["partition"], letter["offset"]
+                place = RecordPlace(*(letter[name] for name in PLACE))
                 ends[place].add("dead letter")
                 reasons[place].add(f"{letter['stage']}: {letter['reason']}")
         return {place: (", ".join(sorted(ends[place])), "; ".join(sorted(reasons[place]))) for place in ends}
@@ -228,11 +224,10 @@ class _Compared:
 def _table_differences(old: _Compared, new: _Compared, samples: int) -> Iterator[TableDifference]:
     differing: dict[str, list[_Key]] = defaultdict(list)
     shown: dict[_Key, dict[str, Any]] = {}
-    for key in sorted(old.hashes.keys() | new.hashes.keys()):
-        if old.hashes.get(key) != new.hashes.get(key):
-            differing[key.table].append(key)
-            if len(differing[key.table]) <= samples:
-                shown[key] = {"record": "/".join(map(str, key.place))}
+    for key in sorted({key for key, _ in old.hashes.items() ^ new.hashes.items()}):
+        differing[key.table].append(key)
+        if len(differing[key.table]) <= samples:
+            shown[key] = {"record": "/".join(map(str, key.place))}
     columns: dict[str, Counter[str]] = defaultdict(Counter)
     values: dict[_Key, set[tuple[str, int]]] = {}
     for when, compared in (("before", old), ("now", new)):
@@ -273,7 +268,7 @@ def _type_differences(before: dict[str, str], now: dict[str, str]) -> dict[str, 
 
 
 def _call_differences(old: _Compared, new: _Compared, samples: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    places = {key.place for compared in (old, new) for key in compared.hashes if key.table == key.target}
+    places = {key.place for key in old.hashes.keys() | new.hashes.keys() if key.table == key.target}
     chosen = sorted(places)[:CALLS_OF]
     before, now = (compared.calls(chosen) for compared in (old, new))
     differences = {}
@@ -290,12 +285,11 @@ def _call_differences(old: _Compared, new: _Compared, samples: int) -> dict[str,
 def _fate_differences(old: _Compared, new: _Compared) -> Iterator[FateDifference]:
     before = old.fates()
     now = new.fates()
-    differing: dict[tuple[str, str], list[tuple[Place, str]]] = defaultdict(list)
-    for place in sorted(before.keys() | now.keys()):
+    differing: dict[tuple[str, str], list[tuple[RecordPlace, str]]] = defaultdict(list)
+    for place in sorted({place for place, _ in before.items() ^ now.items()}):
         end_before, reason_before = before.get(place, NO_FATE)
         end_now, reason_now = now.get(place, NO_FATE)
-        if end_before != end_now or reason_before != reason_now:
-            differing[end_before, end_now].append((place, reason_now or reason_before))
+        differing[end_before, end_now].append((place, reason_now or reason_before))
     for (end_before, end_now), records in differing.items():
         place, reason = records[0]
         yield FateDifference(end_before, end_now, len(records), "/".join(map(str, place)), reason)

@@ -3,62 +3,74 @@
 The records are landed and decided as those of a batch are, against the tables of the lake as they are now, with today's
 configuration. Their files are staged in a folder of their own, which is deleted at the end. What decoder and planner
 learn stays in memory. No checkpoint is written, no sink is opened, no lock is taken: the stream may run.
+
+The rows of an upsert are merged, by the merge of a batch, into a copy of what its table has of the same keys. The table
+is taken as it was before the first of the records: its commits note the offsets that they contain.
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import tempfile
 import uuid
 from collections import Counter, defaultdict
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+from deltalake.exceptions import DeltaError
 from pyarrow import fs
 from pyspark.sql import functions as F
 
-from router.api.sinks import ApplyingSink, Opening
-from router.delta.commit import to_arrow_schema
+from router.api.sinks import ApplyingSink, MergingSink, Opening
+from router.api.table_options import NewTable
+from router.delta.commit import stored_bytes, to_arrow, to_arrow_schema
 from router.delta.dataset import dataset_of
+from router.delta.history import REPAIRED, log_commits, log_versions
 from router.delta.keyed.row_order import OUTBOX_ONLY
+from router.delta.keyed.row_versions import deletions_table, rows_of_keys
+from router.delta.keyed.upsert import LARGE
 from router.delta.lake import Lake
-from router.delta.replace_by_spark import staged_rows
+from router.delta.replace import copy_constraints, create_table, write_rows
+from router.delta.replace_by_spark import spark_schema, staged_rows
 from router.delta.staged_files import staged_parts
+from router.delta.transaction_id import deletions_id
 from router.delta.unreadable_values import as_rows
 from router.engine.audit.dead_letters import DeadLetterSelection, groups_in
 from router.engine.balance import sum_by_key, sum_counts
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, CopiedSchemas
+from router.engine.commit.committers import Committers
 from router.engine.dead_letter_share import dead_letter_share
 from router.engine.decision import BatchDecider
 from router.engine.destination import Destination
 from router.engine.label.layout import DEAD_SCHEMA, MERGED_COORDINATES
-from router.engine.quarantine.table import blocked_places
-from router.engine.reprocess.records import BronzeRecords, RecordRange, bronze_tables, offsets_of_range
-from router.engine.reprocess.trial_merge import TrialMerge, merge_trial
+from router.engine.merge.coordinator import MergeCoordinator, OutboxRows
+from router.engine.quarantine.table import blocked_places, faults_of_size
+from router.engine.reprocess.records import BronzeRecords, RecordRange, bronze_tables, offsets_of_range, open_until
 from router.engine.source import source
 from router.engine.source.position import arrival_of, stored_records
 from router.engine.source.unreadable import RawRecords
 from router.engine.start.run_lock import RUN_LOCK, hold_file_lock, is_run_active
 from router.engine.steps import Steps
 from router.engine.views.schedule import create_refresher, in_order
-from router.errors import StartError, ViewError
-from router.own_names import OFFSET, OUTBOX, PARTITION, STAGING, TABLE, TOPIC
-from router.spark_internals import to_spark_columns
-from router.storage.locations import may_make_name
+from router.errors import StartError, TableError, ViewError, first_line
+from router.own_names import DELETIONS, OFFSET, OUTBOX, PARTITION, STAGING, TABLE, TOPIC
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Literal
+    from collections.abc import Iterator, Sequence
 
-    import pyarrow as pa
+    from deltalake import DeltaTable
 
+    from router.api.sinks import KeyedTable
     from router.delta.commit import TableCommit
+    from router.delta.history import LogCommit
     from router.engine.audit.dead_letters import DeadLetterGroup
     from router.engine.balance import Partition
     from router.engine.batch_decision import BatchDecision
@@ -71,8 +83,6 @@ BRONZE_PLACE = "bronze"
 """What a preview calls the place of records that were stored."""
 CALLS_OF = 100
 """Rows of a sink of which the calls are made: sinks make those of a small batch only, on the driver."""
-_ARRIVAL = arrival_of(1 << 20, 0)
-"""The arrival of records that no batch has read: after all others."""
 _JUST_NOW = timedelta(seconds=2)
 """A preview that began within this time may not have its lock yet."""
 
@@ -87,6 +97,20 @@ class RecordChoice:
     last: int = 1000
     chosen: RecordRange | None = None
     source: Literal["auto", "bronze", "topic"] = "auto"
+
+
+@dataclass(frozen=True)
+class TrialMerge:
+    """What a merge would do with its rows, by count, or why it cannot be said (`unknown`).
+
+    `held_against` is the version of the table that it was tried on; -1: an empty one, since there was none before the
+    first record, or since the log does not reach back so far (`is_lost`).
+    """
+
+    counts: dict[str, int]
+    unknown: str = ""
+    held_against: int = -1
+    is_lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -190,10 +214,11 @@ class Trial:
             stop=context.stop,
         )
         decider.forget_released(blocked_places(store))
+        # Records that no batch has read arrive after all others.
         decision = decider.land_readable(
-            records, decider.plan_batch(records.frame, arrival=_ARRIVAL), Steps(0), destination
+            records, decider.plan_batch(records.frame, arrival=arrival_of(1 << 20, 0)), Steps(0), destination
         )
-        noted = [*destination.noted, *_too_many_dead(context, staging_lake, decision)]
+        noted = [*destination.noted, *_faults_of_limits(context, staging_lake, decision)]
         return cls(context, staging_lake, decision, noted, decider.demands.blocked)
 
     def staged_rows(self) -> Iterator[tuple[TableCommit, str, pa.Table]]:
@@ -217,7 +242,7 @@ class Trial:
         paths = [file.path for file in self.decision.landed.files if file.target == "/dead_letters"]
         return ds.dataset(paths, DEAD_SCHEMA, format="parquet", filesystem=self.staging_lake.files)
 
-    def calls(self, count: int, places: list[tuple[str, int, int]] | None = None) -> Iterator[SinkPreview]:
+    def calls(self, count: int, places: Sequence[tuple[str, int, int]] | None = None) -> Iterator[SinkPreview]:
         """Yield what sinks would send. Those that can say how make their first calls, at most `count`.
 
         Those of the first rows, or of the records at some places (topic, partition, offset).
@@ -275,8 +300,7 @@ def staging_lake_of(context: ReprocessContext) -> Iterator[Lake]:
             raise StartError(f"{folder} is another user's, who could read the records: set TMPDIR to another folder")
         around = Lake.at(str(folder))
     else:
-        place = f"{context.lake.root}/{STAGING}/{context.config.name}/previews"
-        around = Lake.at(place, context.lake.options)
+        around = Lake.at(f"{context.lake.root}/{STAGING}/{context.config.name}/previews", context.lake.options)
     try:
         own = Lake.at(f"{around.root}/{name}", around.options)
         with hold_file_lock(own, RUN_LOCK, f"{own.root} is another preview's"):
@@ -306,14 +330,14 @@ def chosen_records(context: ReprocessContext, choice: RecordChoice) -> Iterator[
 
 def _find_records(context: ReprocessContext, choice: RecordChoice) -> tuple[str, RawRecords]:
     """Return where the records come from, and the records. Lazy. Raises StartError if they cannot be had there."""
-    config, spark, lake = context.config, context.spark, context.lake
+    config = context.config
     chosen = choice.chosen
-    if choice.source != "topic" and bronze_tables(lake, config):
-        bronze = BronzeRecords.newest(lake, config)
-        records = bronze.frame(spark, lake)
+    if choice.source != "topic" and bronze_tables(context.lake, config):
+        bronze = BronzeRecords.newest(context.lake, config)
+        records = bronze.frame(context.spark, context.lake)
         if chosen is not None:
             return BRONZE_PLACE, RawRecords(stored_records(records.filter(chosen.holds())))
-        first_batch = bronze.batch_of_newest(lake, choice.last)
+        first_batch = bronze.batch_of_newest(context.lake, choice.last)
         # A batch may be landed more than once: the order says which records are chosen, each time the same.
         order = [F.desc("batch_id"), *(F.desc(name) for name in ("offset", "topic", "partition"))]
         newest = records.filter(F.col("batch_id") >= first_batch).orderBy(*order)
@@ -325,21 +349,24 @@ def _find_records(context: ReprocessContext, choice: RecordChoice) -> tuple[str,
     if kafka is None and chosen is not None:
         raise StartError("records are chosen by time or offset in bronze or in a topic only; choose --last")
     if kafka is None:
-        return "the source", RawRecords(source.read_sample(spark, config, choice.last))
+        return "the source", RawRecords(source.read_sample(context.spark, config, choice.last))
     if chosen is None:
-        return "the topic", RawRecords.of_topic(spark, kafka, source.newest_offsets(spark, kafka, choice.last))
+        offsets = source.newest_offsets(context.spark, kafka, choice.last)
+        return "the topic", RawRecords.of_topic(context.spark, kafka, offsets)
     is_chosen = chosen.holds()
-    offsets = offsets_of_range(spark, kafka, chosen)
-    return "the topic", RawRecords.of_topic(spark, kafka, offsets, lambda records: records.filter(is_chosen))
+    offsets = offsets_of_range(context.spark, kafka, chosen)
+    return "the topic", RawRecords.of_topic(context.spark, kafka, offsets, lambda records: records.filter(is_chosen))
 
 
-def _too_many_dead(context: ReprocessContext, lake: Lake, decision: BatchDecision) -> list[str]:
-    """Return the fault of a batch of which more become dead letters than may."""
+def _faults_of_limits(context: ReprocessContext, staging_lake: Lake, decision: BatchDecision) -> list[str]:
+    """Return why a decided batch would still not be committed: more goes into quarantine or dead letters than may."""
+    files = decision.landed.files
+    faults = faults_of_size(context.config, context.lake, files)
     largest = context.config.dead_letter_options.largest_share
-    if largest is None:
-        return []
-    share = dead_letter_share(lake, decision.landed.files, sum_counts(decision.partitions, "read"), above=largest)
-    return [] if share is None else [f"{share}; {largest:.1%} may (`dead_letters: at_most`)"]
+    share = dead_letter_share(staging_lake, files, sum_counts(decision.partitions, "read"), above=largest)
+    if share is not None:
+        faults.append(f"{share}; {largest:.1%} may (`dead_letters: at_most`)")
+    return faults
 
 
 def _tables(trial: Trial, samples: int) -> Iterator[TablePreview]:
@@ -358,7 +385,7 @@ def _tables(trial: Trial, samples: int) -> Iterator[TablePreview]:
             shown = shown.drop_columns([name for name in _ONLY_IN_OUTBOXES if name in rows.column_names])
         kept[key] += as_rows(shown)
 
-    merges = merge_trial(trial)
+    merges = _merge_upserts(trial)
     for table, target in sorted(commits):
         commit = commits[table, target]
         is_outbox = commit.table.startswith(OUTBOX)
@@ -374,12 +401,123 @@ def _tables(trial: Trial, samples: int) -> Iterator[TablePreview]:
         )
 
 
+def _merge_upserts(trial: Trial) -> dict[tuple[str, str], TrialMerge]:
+    """Return the outcomes of a trial's merges, by target and table."""
+    config, spark, lake = trial.context.config, trial.context.spark, trial.staging_lake
+    sinks = {f"{route}/{name}": sink for route, name, sink in config.all_sinks() if isinstance(sink, MergingSink)}
+    keys: dict[str, list[pa.Table]] = defaultdict(list)
+    keyed_by: dict[str, KeyedTable] = {}
+    for commit, table, rows in trial.staged_rows():
+        if commit.target in sinks:
+            keyed_by[table] = sinks[commit.target].keyed()
+            keys[table].append(rows.select(keyed_by[table].keys))
+    # Of all sinks of a table at once, since their merges follow one another.
+    copied = {}
+    for table, parts in keys.items():
+        try:
+            copied[table] = _copy_rows(
+                trial, table, pa.concat_tables(parts, promote_options="permissive"), keyed_by[table]
+            )
+        except (TableError, DeltaError, OSError, ValueError, KeyError, SyntaxError) as error:
+            copied[table] = TrialMerge({}, unknown=first_line(error))
+
+    merger = MergeCoordinator(
+        query=f"{config.name}:preview",
+        lake=lake,
+        spark=spark,
+        store=CheckpointStore(lake, "preview"),
+        committers=Committers.of(config, spark, lake),
+        options=config.landing,
+        dead_letters=config.dead_letters,
+        ledger=config.ledger,
+        executors=trial.context.executors,
+    )
+    targets = {target.key: target for target in trial.decision.plan.layout.targets}
+    merges: dict[tuple[str, str], TrialMerge] = {}
+    for work in trial.decision.commits:
+        if work.target not in sinks:
+            continue
+        events = OutboxRows(targets[work.target], work, staged_rows(spark, lake, work), trial.decision.partitions, {})
+        outcomes = merger.merge_tables(sinks[work.target], events, {})
+        for table in outcomes.by_table.keys() | outcomes.failed.keys():
+            unknown = copied[table].unknown or outcomes.failed.get(table, "")
+            counts = {} if unknown else outcomes.by_table[table]
+            merges[work.target, table] = replace(copied[table], counts=counts, unknown=unknown)
+    return merges
+
+
+def _copy_rows(trial: Trial, table: str, keys: pa.Table, keyed: KeyedTable) -> TrialMerge:
+    """Copy the rows of some keys, and the deletions that are remembered of them; return what they are copied from."""
+    lake = trial.context.lake
+    before = lake.open(table)
+    if before is None:
+        return TrialMerge({})
+    if stored_bytes(before) > LARGE:
+        return TrialMerge({}, unknown=f"it has more than {LARGE >> 30} GiB")
+    first = _first_commit(lake, table, trial.decision.partitions)
+    if first is not None and first.version == 0:
+        return TrialMerge({})
+    deletions = deletions_table(lake, table)
+    try:
+        if first is not None:
+            before.load_as_version(first.version - 1)
+        if first is not None and deletions is not None:
+            # A batch remembers its deletions under its number.
+            deletions = open_until(
+                lake, f"{table}.{DELETIONS}", f".*{deletions_id('')}", int(first.notes["router.batch"]) - 1
+            )
+        rows = rows_of_keys(before, keys, keyed, to_arrow(before).names)
+        gone = deletions and rows_of_keys(deletions, keys, keyed, to_arrow(deletions).names)
+    except (DeltaError, OSError):
+        if first is None:
+            raise
+        return TrialMerge({}, is_lost=True)  # its log or its files do not reach back so far
+    _write_copy(trial.staging_lake, table, rows, before)
+    if deletions is not None:
+        _write_copy(trial.staging_lake, f"{table}.{DELETIONS}", gone, deletions)
+    return TrialMerge({}, held_against=before.version())
+
+
+def _first_commit(lake: Lake, table: str, partitions: tuple[Partition, ...]) -> LogCommit | None:
+    """Return the first commit of a table that contains one of the records, or later ones; None if none does.
+
+    The newest commits are read first, up to one that is older: a table gets its rows in the order of offsets. Raises
+    TableError if the table was rebuilt since, for that contains all of them.
+    """
+    first_by_source = {f"{partition.topic}/{partition.partition}": partition.first for partition in partitions}
+    first = None
+    for commit in log_commits(lake, table, reversed(log_versions(lake, table))):
+        if REPAIRED in commit.notes:
+            raise TableError(table, "it was rebuilt, perhaps from these records")
+        spans = ast.literal_eval(str(commit.notes.get("router.offsets") or "{}"))
+        is_later = [last >= first_by_source[place] for place, (_, last) in spans.items() if place in first_by_source]
+        if any(is_later):
+            first = commit
+        elif is_later:
+            break
+    return first
+
+
+def _write_copy(lake: Lake, name: str, rows: pa.Table, like: DeltaTable) -> None:
+    """Make a table of some rows, with the properties of another one that matter to a merge."""
+    metadata = like.metadata()
+    copy = create_table(
+        lake,
+        name,
+        rows.schema,
+        options=NewTable(partition_by=tuple(metadata.partition_columns)),
+        properties={key: value for key, value in metadata.configuration.items() if not key.startswith("delta.")},
+        name=metadata.name or "",
+    )
+    write_rows(copy, rows)
+    copy_constraints(like, copy)
+
+
 def columns_of(schema: str | None) -> dict[str, str]:
     """Return the columns of Delta's JSON of a schema, with their types as Spark names them."""
     if schema is None:
         return {}
-    fields = to_spark_columns(to_arrow_schema(schema), ntz=True)
-    return {field.name: field.dataType.simpleString() for field in fields}
+    return {column.name: column.dataType.simpleString() for column in spark_schema(to_arrow_schema(schema))}
 
 
 def _views(trial: Trial, records: RawRecords, samples: int) -> Iterator[TablePreview]:
@@ -390,17 +528,17 @@ def _views(trial: Trial, records: RawRecords, samples: int) -> Iterator[TablePre
     lake = Lake.at(f"{trial.staging_lake.root}/alone", trial.staging_lake.options)
     # Lookups read the real lake. `debug` sends nothing.
     config = context.config.model_copy(update={"debug": True})
-    store = CheckpointStore(Lake.at(f"{lake.root}/checkpoint", lake.options), "preview")
+    store = CheckpointStore(lake, "preview")
     Batches(config, "", context.spark, lake, store, PreviewDestination(config, "preview")).process(records, 0)
     refreshes = create_refresher(config, context.spark, lake, store)
     for view in in_order(config.views):
         try:
-            refreshes.refresh_view(view)
+            note = refreshes.refresh_view(view).note
         except ViewError as error:
             yield TablePreview(view.into, view.name, 0, f"cannot be told: {error}")
             continue
-        for table in lake.every_table():
-            handle = lake.open(table) if may_make_name(view.into, table) else None
+        for table in note.targets if note else ():
+            handle = lake.open(table)
             if handle is not None:
                 rows = dataset_of(handle)
                 columns = columns_of(handle.schema().to_json())

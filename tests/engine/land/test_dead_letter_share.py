@@ -6,10 +6,14 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from router.config.loader import load_config
 from router.delta.lake import Lake
+from router.delta.staged_files import staged_file
+from router.engine.dead_letter_share import dead_letter_share
 from router.engine.stream import RunOptions, run
 from router.errors import BatchError, ConfigError
 from router.registry import load_registry
@@ -101,6 +105,19 @@ def test_a_batch_above_the_limit_stops_before_its_commit_and_one_may_pass(spark:
     assert len(table.to_pyarrow_table()) == 60
     (report,) = drain(tmp_path, spark, at_most="46%")
     assert (report.batch, report.failed) == (1, 50)
+
+
+def test_a_record_that_several_sinks_refuse_is_one_record(tmp_path: Path) -> None:
+    """Without it a preview says that a batch would stop which the stream commits: its letters are counted."""
+    lake = Lake.at(str(tmp_path))
+    letters = [{"topic": "t", "partition": 0, "offset": n // 2, "stage": "schema", "reason": "no"} for n in range(60)]
+    pq.write_table(pa.Table.from_pylist(letters), tmp_path / "letters.parquet")
+    files = [staged_file(lake, "/dead_letters", "ops.dead", "letters.parquet")]
+
+    assert dead_letter_share(lake, files, 100, above=0.5) is None
+    share = dead_letter_share(lake, files, 100, above=0.2)
+    assert share is not None
+    assert (share.records, share.share) == (30, 0.3)
 
 
 @pytest.mark.parametrize("at_most", ["0.5", "120%", "half"])

@@ -27,6 +27,7 @@ from router.engine.reprocess import preview as module
 from router.engine.spark import session
 from router.engine.start.run_lock import RUN_LOCK, hold_file_lock
 from router.engine.stream import run
+from router.errors import BatchError
 from router.registry import load_registry
 from router_demo.api import Api
 from tests.engine.reprocess.traces import traces_of
@@ -365,6 +366,22 @@ def test_what_would_stop_the_batch_is_told_and_the_rest_is_shown(game: Game) -> 
     shown = game.preview("--source", "topic")
     assert shown.exit_code == 1
     assert shown.output.count("the batch would stop") == 4
+
+
+def test_a_quarantine_that_would_get_too_large_stops_the_batch(game: Game) -> None:
+    """Without it the preview of a change ends well, and the stream stops at its first batch."""
+    game.gets(*events(1, 2))
+    game.runs()
+    game.says(decode=WIDER, more=', "event.extra"', evolution="quarantine")
+    with (game.folder / "games.yaml").open("a") as file:
+        file.write("quarantine: {at_most: 10}\n")
+    game.gets(*events(3, extra={"deep": 1.5}))
+
+    (stop,) = game.document("--source", "topic", code=1)["stops"]
+
+    assert "bytes of 10 that it may have (`quarantine: at_most`)" in stop
+    with pytest.raises(BatchError, match="`quarantine: at_most`"):
+        game.runs()
 
 
 def test_records_are_chosen_in_bronze(game: Game) -> None:
