@@ -191,11 +191,11 @@ def show_listings(
 def show_sentences(sentences: Sequence[tuple[str, str]], console: Console | None = None) -> None:
     """Print a line for each name and what is said of it, in two columns if the terminal is wide enough.
 
-    Otherwise a sentence that is too long stands below its name, indented.
+    Otherwise a sentence that is too long stands below its name, indented. A terminal obeys nothing in them.
     """
     console = console or _open_console()
     file = configuration_file()
-    sentences = [(name, commands_with_file(sentence, file)) for name, sentence in sentences]
+    sentences = [(to_printable(name), to_printable(commands_with_file(text, file))) for name, text in sentences]
     width = max((cell_len(name) for name, _ in sentences), default=0)
     if any(width + 2 + cell_len(sentence) > console.width for _, sentence in sentences):
         width = 0

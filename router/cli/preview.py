@@ -19,7 +19,6 @@ from router.cli.saves import runs_at_saves
 from router.cli.session import start_jvm_early, watched_session
 from router.cli.values import parse_since
 from router.config.loader import load_config
-from router.errors import to_printable
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 _EMPTY_SAMPLE = {"record": "", "before": "", "now": ""}
 """A sample of which only one side is there."""
 MERGE_COUNTS = ("inserted", "updated", "deleted", "late", "refused")
-_OFFSETS = re.compile(r"(.+)/(\d+)/(\d+)-(\d+)")
 
 
 @click.command(short_help="Show where real records would go, before anything is written.")
@@ -89,9 +87,8 @@ def preview(
     stop = threading.Event()
     with watched_session(loaded.config, master, stop, by_spark=True, writes=False) as spark:
         context = ReprocessContext.of(loaded, spark, stop)
-        found: Any
         if old is None:
-            found = preview_records(context, choice, samples)
+            found: Any = preview_records(context, choice, samples)
         else:
             found = compare(ReprocessContext.of(old, spark, stop), context, choice, samples)
     if stop.is_set():
@@ -111,7 +108,7 @@ def _parse_range(since: str | None, records: str | None) -> RecordRange | None:
         return RecordRange(since=parse_since(since))
     if records is None:
         return None
-    found = _OFFSETS.fullmatch(records)
+    found = re.fullmatch(r"(.+)/(\d+)/(\d+)-(\d+)", records)
     if found is None:
         raise click.BadParameter(
             f"{records!r} is not TOPIC/PARTITION/FROM-TO (events/0/100-199)", param_hint="--records"
@@ -153,14 +150,16 @@ def _show(config: Config, found: Preview, text: Callable[[Any], str]) -> None:
     letters = []
     for number, group in enumerate(found.dead_letters):
         letters.append({**group_row(config, number, group), "value": text(group.samples[0]["value"] or "")})
-    _show_found(
-        config,
-        sentences,
-        Listing("tables", "tables", TABLE_FIELDS, tables),
-        Listing("views", "views of these records alone", VIEW_FIELDS, views),
-        Listing("sinks", "sinks", SINK_FIELDS, sinks),
-        Listing("dead_letters", "dead letters", LETTER_FIELDS, letters),
-        Listing("samples", "samples", SAMPLE_FIELDS, samples),
+    show_sentences(sentences)
+    show_listings(
+        config.name,
+        [
+            Listing("tables", "tables", TABLE_FIELDS, tables),
+            Listing("views", "views of these records alone", VIEW_FIELDS, views),
+            Listing("sinks", "sinks", SINK_FIELDS, sinks),
+            Listing("dead_letters", "dead letters", LETTER_FIELDS, letters),
+            Listing("samples", "samples", SAMPLE_FIELDS, samples),
+        ],
     )
 
 
@@ -178,18 +177,15 @@ def _show_differences(config: Config, found: Comparison, text: Callable[[Any], s
             samples.append({"to": table.table, **_EMPTY_SAMPLE, **{name: text(sample[name]) for name in sample}})
     for sink, only in found.calls.items():
         samples += [{"to": sink, **_EMPTY_SAMPLE, when: text(call)} for when in only for call in only[when]]
-    _show_found(
-        config,
-        sentences,
-        Listing("tables", "tables and sinks", DIFFERENCE_FIELDS, [asdict(table) for table in found.tables]),
-        Listing("fates", "records that end elsewhere", FATE_FIELDS, [asdict(fate) for fate in found.fates]),
-        Listing("samples", "samples", DIFFERING_FIELDS, samples),
+    show_sentences(sentences)
+    show_listings(
+        config.name,
+        [
+            Listing("tables", "tables and sinks", DIFFERENCE_FIELDS, [asdict(table) for table in found.tables]),
+            Listing("fates", "records that end elsewhere", FATE_FIELDS, [asdict(fate) for fate in found.fates]),
+            Listing("samples", "samples", DIFFERING_FIELDS, samples),
+        ],
     )
-
-
-def _show_found(config: Config, sentences: list[tuple[str, str]], *listings: Listing) -> None:
-    show_sentences([(to_printable(name), to_printable(sentence)) for name, sentence in sentences])
-    show_listings(config.name, listings)
 
 
 def _merge_in_words(row: dict[str, Any]) -> str:

@@ -7,7 +7,6 @@ it has imported, and so do the workers of Spark.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from contextlib import suppress
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from router.cli import show_error
-from router.cli.session import warm_sessions
+from router.cli.session import warm_sessions, watch_until_interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -38,20 +37,13 @@ def runs_at_saves(function: Callable[..., None]) -> Callable[..., None]:
         if not watch:
             function(*arguments, **options)
             return
-        if options["as_json"]:
-            raise click.UsageError("--json prints one document: it goes without --watch")
-        files = [*options.get("files", ()), *options["plugin_files"]]
-        files += [options[name] for name in ("file", "against") if options.get(name)]
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.default_int_handler)
-        # To be interrupted is how it ends.
-        with suppress(KeyboardInterrupt, click.Abort):
+        files = [*options.get("files", ()), *options["plugin_files"], options.get("file"), options.get("against")]
+        with watch_until_interrupted(as_json=options["as_json"]):
             with warm_sessions():
                 saved = _run_at_saves(
-                    partial(function, *arguments, **options), {file.absolute().parent for file in files}
+                    partial(function, *arguments, **options), {file.absolute().parent for file in files if file}
                 )
             click.echo(f"{saved} was saved: the process begins again")
-            sys.stdout.flush()
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
     return with_watch

@@ -11,8 +11,10 @@ import os
 import signal
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
+
+import click
 
 from router.errors import RunningError, StartError
 
@@ -131,6 +133,17 @@ def stream_held_off(checkpoint: Lake, name: str, refusal: str) -> Iterator[None]
             lock.enter_context(hold_run_lock(checkpoint, name))
         except RunningError as error:
             raise StartError(refusal) from error
+        yield
+
+
+@contextmanager
+def watch_until_interrupted(*, as_json: bool) -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end a block that goes on for ever, wherever it is. Raises UsageError for a document."""
+    if as_json:
+        raise click.UsageError("--json prints one document: it goes without --watch")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    with suppress(KeyboardInterrupt, click.Abort):
         yield
 
 

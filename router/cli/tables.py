@@ -34,7 +34,7 @@ from router.cli.session import session_on_lake
 from router.cli.values import chosen_names
 from router.config.loader import load_config
 from router.counts import COUNTS, count_names
-from router.errors import StartError, TableError, to_printable
+from router.errors import StartError, TableError
 from router.registry import load_registry
 from router.table_names import is_name, matches_any
 
@@ -181,7 +181,7 @@ def tables(
             lines = [{"fact": name, "text": text} for name, text in facts]
             show_json({"name": config.name, "table": patterns[0], "facts": lines})
         else:
-            show_sentences([(name, to_printable(text)) for name, text in facts])
+            show_sentences(facts)
         return
 
     def read_states() -> list[Listing]:

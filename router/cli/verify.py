@@ -75,7 +75,7 @@ def verify(
     else:
         for note in notes:
             click.echo(to_printable(note))
-        show_sentences([(to_printable(audit.table), to_printable(_verdict_on(audit))) for audit in audits])
+        show_sentences([(audit.table, _verdict_on(audit)) for audit in audits])
     raise SystemExit(int(any(audit.problems for audit in audits)))
 
 

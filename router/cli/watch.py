@@ -7,9 +7,7 @@ reports something new, else every ten seconds; and so is the state of a stream t
 from __future__ import annotations
 
 import io
-import signal
 import time
-from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -23,6 +21,7 @@ from rich.text import Text
 
 from router.cli import configuration_file
 from router.cli.listing import show_listings, show_sentences
+from router.cli.session import watch_until_interrupted
 from router.cli.status import findings_of, headline_of, reason_lines, subject_sentences
 from router.engine.status.summary import summary_of_lake, summary_of_stream
 from router.errors import RouterError, commands_with_file, first_line
@@ -64,14 +63,9 @@ def watch_stream(
 
     `nothing` is what a terminal shows of listings without rows. Raises UsageError if a document is asked for.
     """
-    if as_json:
-        raise click.UsageError("--json prints one document: it goes without --watch")
     stream = WatchedStream(config, str(configuration_file()), read, max_age)
     console = Console(highlight=False)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
-    # To be interrupted is how it ends, also in the midst of a reading.
-    with suppress(KeyboardInterrupt):
+    with watch_until_interrupted(as_json=as_json):
         if console.is_terminal and not console.is_dumb_terminal:
             _redraw_screen(stream, console, nothing)
         else:

@@ -76,7 +76,7 @@ def load_config(
     With `sql` also what is wrong in SQL, DDL and names of fields is a problem, as far as this needs no Spark.
     """
     file = str(path)
-    text = _read_text(path) if text is None else text.removeprefix("\ufeff")
+    text = read_text(path) if text is None else text.removeprefix("\ufeff")
     written, problems = parse_yaml(text, file)
     widths = widths_of(text)
     config = None
@@ -108,7 +108,7 @@ def load_sound(path: Path, registry: Registry, problems: Iterable[Problem]) -> L
     A faulty route is one that takes nothing, and other options at fault have their defaults; so that what only Spark
     can tell of the others is told in the same round. It is for checks alone.
     """
-    text = _read_text(path)
+    text = read_text(path)
     written, _ = parse_yaml(text, str(path))
     if not isinstance(written, Keys):
         return None
@@ -140,7 +140,8 @@ def load_sound(path: Path, registry: Registry, problems: Iterable[Problem]) -> L
 _NO_ROUTE = "{{name: faulty_{0}, match: {{sql: 'false'}}, sinks: [{{delta: faulty.route_{0}}}]}}"
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return the text of a file; raise ConfigError if it cannot be read."""
     try:
         return path.read_bytes().decode("utf-8-sig")
     except OSError as error:

@@ -153,13 +153,14 @@ def _describe_fault(line: ErrorDetails, place: LocatedNode, document: Document, 
     return _Fault(line, place, message, "", member=member)
 
 
-def problems_in_words(lines: Iterable[ErrorDetails], document: Document, hint: str) -> Iterator[Problem]:
+def problems_in_words(error: ValidationError, document: Document, hint: str) -> Iterator[Problem]:
     """Yield the problems of a file without secrets, such as one of route tests."""
     faults = []
-    for line in lines:
+    for line in error.errors(include_url=False):
         place = document.locate(line["loc"])
-        is_member = bool(place.left) and line["type"] != "missing"
-        faults.append(_Fault(line, place, _explain_error(line, place.node), hint, member=is_member))
+        if not _follows_from_broken(line, place):
+            is_member = bool(place.left) and line["type"] != "missing"
+            faults.append(_Fault(line, place, _explain_error(line, place.node), hint, member=is_member))
     for fault in _join_members(faults):
         code = _CODES_BY_TYPE.get(fault.line["type"], "value")
         yield document.problem_at(fault.line["loc"], fault.what, fault.hint, code=code)

@@ -21,6 +21,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from router.api.parts import Preparation
 from router.api.sinks import ApplyingSink, GivenAnswer, MergingSink, Opening
+from router.config.loader import read_text
 from router.config.models import Model
 from router.config.problems import Document, problems_in_words, sort_problems, widths_of
 from router.config.yaml_tree import Keys, parse_yaml, plain_data
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from pydantic_core import ErrorDetails
     from pyspark.sql import SparkSession
     from typing_extensions import Self
 
@@ -184,11 +184,7 @@ class RouteTests(Model):
 
 def load_tests(path: Path) -> RouteTests:
     """Return the route tests of a file; raise ConfigError with all its problems."""
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError((Problem(str(path), 1, 1, "", f"cannot be read: {error}", "check the path"),)) from None
-    return parse_tests(text, path)
+    return parse_tests(read_text(path), path)
 
 
 def parse_tests(text: str, path: Path) -> RouteTests:
@@ -203,17 +199,7 @@ def parse_tests(text: str, path: Path) -> RouteTests:
     try:
         return RouteTests.model_validate(plain_data(root))
     except ValidationError as error:
-        faults = error.errors(include_url=False)
-        # A list that is short because an entry of it is wrong is no second mistake.
-        faults = [fault for fault in faults if not any(_is_inside(other, fault) for other in faults)]
-        problems = [*problems_in_words(faults, document, "see `router help route-tests`")]
-        raise ConfigError(sort_problems(problems)) from None
-
-
-def _is_inside(inner: ErrorDetails, outer: ErrorDetails) -> bool:
-    """Return whether an error is about a part of what the other one is about."""
-    depth = len(outer["loc"])
-    return len(inner["loc"]) > depth and inner["loc"][:depth] == outer["loc"]
+        raise ConfigError(sort_problems(problems_in_words(error, document, "see `router help route-tests`"))) from None
 
 
 RUN = "test"
@@ -247,7 +233,6 @@ def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterato
     named = loaded.config.without_former_names()
     routes = tuple(_with_rows(route, tests.lookups) for route in named.routes)
     for case in tests.tests:
-        letters: list[dict[str, Any]] = []
         with TemporaryDirectory() as place:
             changes = {
                 "lake": f"{place}/lake",
@@ -262,11 +247,11 @@ def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterato
                 faults = tuple(
                     _find_differences(loaded.config.model_copy(update=changes), case, records, spark, folder)
                 )
-                letters = _read_rows(Lake.at(f"{place}/lake"), loaded.config.dead_letters)
             except (_UnwritableError, ViewError) as error:
                 faults = (str(error),)
             except RouterError as error:
                 faults = (f"the batch stopped: {error}",)
+            letters = _read_rows(Lake.at(f"{place}/lake"), loaded.config.dead_letters)
         dead_letters = tuple(tuple(row[name] for name in LETTER_COLUMNS) for row in letters)
         yield CaseResult(case.name, faults, dead_letters)
 
