@@ -132,7 +132,7 @@ class TablePreview:
 
 @dataclass(frozen=True)
 class SinkPreview:
-    """The rows that a sink would send, and the first calls, if it says what they would be."""
+    """The rows that a sink would send, and the first calls; the first rows, if it cannot say what calls would be."""
 
     sink: str
     rows: int
@@ -218,8 +218,13 @@ class Trial:
         decision = decider.land_readable(
             records, decider.plan_batch(records.frame, arrival=arrival_of(1 << 20, 0)), Steps(0), destination
         )
-        noted = [*destination.noted, *_faults_of_limits(context, staging_lake, decision)]
-        return cls(context, staging_lake, decision, noted, decider.demands.blocked)
+        return cls(
+            context=context,
+            staging_lake=staging_lake,
+            decision=decision,
+            noted=[*destination.noted, *_faults_of_limits(context, staging_lake, decision)],
+            waiting=decider.demands.blocked,
+        )
 
     def staged_rows(self) -> Iterator[tuple[TableCommit, str, pa.Table]]:
         """Yield the rows of all sinks and of bronze part by part: their commit, the table that they are for, the rows.
@@ -245,7 +250,8 @@ class Trial:
     def calls(self, count: int, places: Sequence[tuple[str, int, int]] | None = None) -> Iterator[SinkPreview]:
         """Yield what sinks would send. Those that can say how make their first calls, at most `count`.
 
-        Those of the first rows, or of the records at some places (topic, partition, offset).
+        Those of the first rows, or of the records at some places (topic, partition, offset). Of a sink that cannot say
+        how come the first rows; for places none, as `staged_rows` has them.
         """
         spark = self.context.spark
         sinks = {f"{route}/{name}": sink for route, name, sink in self.context.config.all_sinks()}
@@ -253,15 +259,17 @@ class Trial:
             sink = sinks.get(commit.target)
             if not isinstance(sink, ApplyingSink):
                 continue
+            events = staged_rows(spark, self.staging_lake, commit)
             calls: list[dict[str, Any]] = []
             if sink.previews and count:
-                events = staged_rows(spark, self.staging_lake, commit)
                 if places is None:
                     events = events.limit(CALLS_OF)
                 else:
                     chosen = spark.createDataFrame(places, f"{TOPIC} string, {PARTITION} int, {OFFSET} long")
                     events = events.join(F.broadcast(chosen), [TOPIC, PARTITION, OFFSET], "left_semi")
                 calls = sink.preview(events, Opening(self.context.folder, events.limit(0), trial=True))
+            elif count and places is None:
+                calls = as_rows(events.drop(*_ONLY_IN_OUTBOXES).limit(count).toArrow())
             yield SinkPreview(commit.target, commit.rows, calls[:count])
 
 
@@ -541,5 +549,10 @@ def _views(trial: Trial, records: RawRecords, samples: int) -> Iterator[TablePre
             handle = lake.open(table)
             if handle is not None:
                 rows = dataset_of(handle)
-                columns = columns_of(handle.schema().to_json())
-                yield TablePreview(table, view.name, rows.count_rows(), "", columns, as_rows(rows.head(samples)))
+                yield TablePreview(
+                    table,
+                    view.name,
+                    rows.count_rows(),
+                    columns=columns_of(handle.schema().to_json()),
+                    samples=as_rows(rows.head(samples)),
+                )

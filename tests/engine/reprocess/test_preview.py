@@ -508,6 +508,8 @@ def test_registry_broker_and_api_are_as_before(game: Game, broker: EmbeddedKafka
     assert {seen.method for seen in faulty.seen} == {"GET"}
     calls = {sink["sink"]: sink["calls"] for sink in found["sinks"]}
     assert [call["body"] for call in calls["wins/rest"]] == [{"n": 3}, {"n": 4}]
+    # A sink that cannot say what it would send: the rows that it would get.
+    assert sorted(calls["wins/kafka"], key=str) == [{"n": 3}, {"n": 4}]
 
 
 def test_a_choice_that_cannot_be_made_is_refused(game: Game) -> None:
