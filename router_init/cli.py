@@ -11,7 +11,6 @@ import click
 from pydantic import ValidationError
 
 from router.cli.values import parse_pairs
-from router.cli.yaml_text import Inline
 from router.config.models import HYPHENED_PATTERN, FilesSource, KafkaSource
 from router.errors import StartError, to_printable
 from router_init.documents import Plan, write_files
@@ -101,21 +100,18 @@ def _plan_topics(name: str, servers: str, topics: tuple[str, ...], pairs: dict[s
     source: dict[str, Any] = {"servers": f"${{KAFKA:-{servers}}}", "topics": [*topics]}
     if written:
         source["options"] = written
-    written_registry = Inline(url=f"${{REGISTRY:-{url}}}", **written_registry)
+    written_registry = {"url": f"${{REGISTRY:-{url}}}", **written_registry}
     return Plan(name, {"kafka": source}, tables, registry=written_registry, variables=tuple(variables.values()))
 
 
-def _split_options(pairs: dict[str, str]) -> tuple[dict[str, str], Inline]:
+def _split_options(pairs: dict[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
     """Return the options of Kafka, and those of the registry: `registry.basic.user` is `basic: {user: ...}`."""
-    of_kafka = {}
-    of_registry = Inline()
-    for key, value in pairs.items():
-        if not key.startswith(OF_REGISTRY):
-            of_kafka[key] = value
-            continue
+    of_kafka = {key: value for key, value in pairs.items() if not key.startswith(OF_REGISTRY)}
+    of_registry: dict[str, Any] = {}
+    for key in sorted(pairs.keys() - of_kafka.keys()):
         group, _, name = key.removeprefix(OF_REGISTRY).rpartition(".")
-        place = of_registry.setdefault(group, Inline()) if group else of_registry
-        place[name] = value
+        place = of_registry.setdefault(group, {}) if group else of_registry
+        place[name] = pairs[key]
     return of_kafka, of_registry
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import types as T
 
 from router.cli.masking import Mask
-from router.cli.yaml_text import Inline, write_yaml
+from router.cli.yaml_text import write_yaml
 from router.errors import to_printable
 from router.table_names import to_underscores
 from router_init.observed import EXACT_IN_DOUBLES, Observed
@@ -41,7 +41,7 @@ FEWEST_PER_KEY = 1.5
 """Records of each value of a field that is an entity's key, on average."""
 LONGEST_RECORD = 2000
 """Characters of JSON, if a kind has a record of so few; and of a text in a test."""
-MOST_INSIDE = 100
+MOST_INSIDE = 1000
 """Elements of a list and fields of an object that stand in a test."""
 SUFFIXES = {"AVRO": ".avsc", "PROTOBUF": ".proto", "JSON": ".json"}
 PLAIN_TYPES: Mapping[type[T.DataType], tuple[type, ...]] = {
@@ -113,7 +113,7 @@ def write_configuration(plan: Plan) -> str:
     for table in plan.tables:
         if table.found.decoder in routed:
             text += textwrap.indent("".join(_routes(plan, table)), "  ")
-    return text + write_yaml({"dead_letters": "ops.dead_letters"})
+    return text + "dead_letters: ops.dead_letters\n"
 
 
 def write_part(comments: Iterable[str], value: Any = None) -> str:
@@ -136,9 +136,9 @@ def _decode(plan: Plan) -> dict[str, Any]:
 def _decoder(plan: Plan, found: Sequence[Found]) -> dict[str, Any]:
     decoder = found[0].decoder
     if decoder in ("none", "rows"):
-        return {decoder: Inline()}
+        return {decoder: {}}
     if decoder == "json" and plan.renames:
-        return {"json": Inline(infer=Inline(file=f"{plan.name}.schema.json"))}
+        return {"json": {"infer": {"file": f"{plan.name}.schema.json"}}}
     if decoder == "json":
         lines = [f"{quote_name(field.name)} {write_type(field.dataType)}" for field in plan.struct]
         return {"json": {"schema": ",\n".join(lines) + "\n"}}
@@ -181,7 +181,7 @@ def describe_columns(columns: Observed, above: str = "") -> Iterator[str]:
 def _routes(plan: Plan, table: Table) -> Iterator[str]:
     """Yield the texts of a topic's routes, each after what was seen."""
     conditions = [f"topic = '{table.found.sample.name}'"] if plan.has_topics else []
-    sink = Inline(delta=f"{LAYER}.{table.base}")
+    sink: dict[str, Any] = {"delta": f"{LAYER}.{table.base}"}
     select = {}
     if table.kind.path:
         name = table.path
@@ -190,8 +190,8 @@ def _routes(plan: Plan, table: Table) -> Iterator[str]:
         else:
             name = "table_name"
             select = {"select": ["event.*", f"{table.expression()} AS {name}"]}
-        sink = Inline(tables=Inline(table=f"{table.prefix}{{{name}}}", at_most=ROOM * len(table.kind.values)))
-    match = Inline(sql=" AND ".join(conditions) or "true")
+        sink = {"tables": {"table": f"{table.prefix}{{{name}}}", "at_most": ROOM * len(table.kind.values)}}
+    match = {"sql": " AND ".join(conditions) or "true"}
     route = {"name": table.base, "match": match, **select, "sinks": [sink]}
     yield write_part(table.describe_candidates(), [route])
     times = [field.name for field in plan.struct if isinstance(field.dataType, T.TimestampType)]
@@ -212,9 +212,9 @@ def latest_table(plan: Plan, key: str) -> str:
 
 
 def _latest_route(plan: Plan, key: str, options: Mapping[str, Any]) -> list[Any]:
-    upsert = Inline(table=latest_table(plan, key), keys=[f"event.{key}"], **options)
-    match = Inline(sql=f"event.{key} IS NOT NULL")
-    return [{"name": f"{plan.name}_by_{key.lower()}", "match": match, "sinks": [Inline(upsert=upsert)]}]
+    upsert = {"table": latest_table(plan, key), "keys": [f"event.{key}"], **options}
+    match = {"sql": f"event.{key} IS NOT NULL"}
+    return [{"name": f"{plan.name}_by_{key.lower()}", "match": match, "sinks": [{"upsert": upsert}]}]
 
 
 def write_tests(plan: Plan, *, with_values: bool) -> dict[str, str]:
@@ -235,8 +235,8 @@ def write_tests(plan: Plan, *, with_values: bool) -> dict[str, str]:
         if table.found.events and (not plan.has_topics or table.found.decoder == "json"):
             cases.append(_case(plan, table, with_values=with_values))
     decoded = [table.found.sample.name for table in plan.tables if table.found.decoder != "none"]
-    garbage = Inline(value="garbage", **({"topic": decoded[0]} if decoded and plan.has_topics else {}))
-    expected = {"dead_letters": [Inline(stage="decode")]} if decoded else {}
+    garbage = {"value": "garbage", **({"topic": decoded[0]} if decoded and plan.has_topics else {})}
+    expected = {"dead_letters": [{"stage": "decode"}]} if decoded else {}
     cases.append({"name": "garbage is in no table", "records": [garbage], "expect": expected})
     variables = dict.fromkeys(plan.variables, "not needed by tests")
     sections = {"variables": variables, "schemas": schemas, "tests": cases}
@@ -268,10 +268,10 @@ def _case(plan: Plan, table: Table, *, with_values: bool) -> dict[str, Any]:
             "message": event.message,
             "topic": found.sample.name if plan.has_topics else None,
         }
-        records.append(Inline({key: option for key, option in options.items() if option is not None}))
+        records.append({key: option for key, option in options.items() if option is not None})
         keys.add(shown.get(table.latest))
         row = expect_row(plan, shown) if found.decoder == "json" else {}
-        tables[name] = [Inline(row)] if row else 1
+        tables[name] = [row] if row else 1
     if table.latest is not None:
         tables[latest_table(plan, table.latest)] = len(keys)
     name = f"records of {found.sample.name} are in their tables"

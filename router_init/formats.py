@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from router.errors import join_names
 from router_init.observed import MOST_ELEMENTS
-from router_init.samples import MOST_RECORDS, Sample, Sampled
+from router_init.samples import MOST_RECORDS, Record, Sample
 from router_schemas.model import ResolvedSchema
 from router_schemas.registry_options import NotFound, RegistryRefuses
 from router_schemas.wire_format import parse_values, payloads_of
@@ -75,8 +75,8 @@ class Found:
 
 def find_format(sample: Sample, registry: RegistryClient | None) -> Found:
     """Return the format of most values of a sample."""
-    records = [record for record in sample.records if record.value is not None]
-    named = parse_values(pa.array([record.value for record in records], pa.binary()), indexed=False).ids
+    records = [(key, value) for key, value in sample.records if value is not None]
+    named = parse_values(pa.array([value for _, value in records], pa.binary()), indexed=False).ids
     ids = Counter(named[named >= 0].tolist())
     schemas = {}
     for schema_id in sorted(dict(ids.most_common(MOST_IDS))):
@@ -90,7 +90,7 @@ def find_format(sample: Sample, registry: RegistryClient | None) -> Found:
         decoder = DECODERS[kinds.pop()] if len(kinds) == 1 else "auto"
         seen = f"{framed:,} of {len(records):,} values name a known schema"
         return Found(sample, decoder, seen, tuple(_read_framed(records, schemas)), schemas)
-    events = [Event(fields, record.key) for record in records if (fields := read_object(record.value)) is not None]
+    events = [Event(fields, key) for key, value in records if (fields := read_object(value)) is not None]
     seen = f"{len(events):,} of {len(records):,} values are JSON objects"
     if len(events) >= least:
         return Found(sample, "json", seen, tuple(events))
@@ -102,10 +102,10 @@ def find_format(sample: Sample, registry: RegistryClient | None) -> Found:
     return Found(sample, "none", seen)
 
 
-def read_object(value: bytes | None) -> dict[str, Any] | None:
+def read_object(value: bytes) -> dict[str, Any] | None:
     """Return the JSON object that a value is; None if it is none, or nothing that can be read."""
     with suppress(ValueError, RecursionError):
-        event = msgspec.json.decode((value or b"").removeprefix(BOM), type=dict[str, Any])
+        event = msgspec.json.decode(value.removeprefix(BOM), type=dict[str, Any])
         return None if _is_deeper(event, MOST_LEVELS) else event
     return None
 
@@ -115,21 +115,21 @@ def _is_deeper(value: Any, levels: int) -> bool:
     return levels == 0 or any(_is_deeper(inner, levels - 1) for inner in inside)
 
 
-def _read_framed(records: Sequence[Sampled], schemas: dict[int, RegisteredSchema]) -> Iterator[Event]:
+def _read_framed(records: Sequence[Record], schemas: dict[int, RegisteredSchema]) -> Iterator[Event]:
     """Yield what records say that schemas of a registry were written with."""
-    values = pa.array([record.value for record in records], pa.binary())
+    values = pa.array([value for _, value in records], pa.binary())
     of_protobuf = {schema_id for schema_id, schema in schemas.items() if schema.kind == "PROTOBUF"}
     parsed = parse_values(values, of_protobuf)
     readers = [_make_reader(schemas.get(key.id or 0), key.path) for key in parsed.keys]
     readers.append(None)  # of the group -1: those that name no schema
     payloads = payloads_of(values, parsed).to_pylist()
-    for record, group, payload in zip(records, parsed.groups, payloads, strict=True):
+    for (key, _), group, payload in zip(records, parsed.groups, payloads, strict=True):
         reader = readers[group]
         if reader is None:
             continue
         with suppress(Exception):  # whatever a library raises on garbage
             message, fields = reader(payload)
-            yield Event(as_json(fields), record.key, parsed.keys[group].id, message)
+            yield Event(as_json(fields), key, parsed.keys[group].id, message)
 
 
 def _make_reader(
@@ -166,7 +166,7 @@ def find_rows(files: Sequence[Path], form: str) -> Found:
     """Return the rows found in files: the router reads their columns itself, so only their kinds are looked for."""
     rows = islice(chain.from_iterable(_read_rows(file, form) for file in files), MOST_RECORDS)
     events = tuple(Event(as_json(row)) for row in rows)
-    sample = Sample(join_names([file.name for file in files]), (Sampled(None),) * len(events))
+    sample = Sample(join_names([file.name for file in files]), ((None, None),) * len(events))
     return Found(sample, "rows", f"rows of {form.upper() if form == 'csv' else form} files", events)
 
 

@@ -38,12 +38,8 @@ CONSUMER_GROUP = "router-init"
 """What librdkafka wants to be told, though the group is never joined."""
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """A record; a line of a file has no key, and a row no value of its own."""
-
-    value: bytes | None
-    key: bytes | None = None
+Record = tuple[bytes | None, bytes | None]
+"""Key and value; a line of a file has no key, and a row no value of its own."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ class Sample:
     """
 
     name: str
-    records: tuple[Sampled, ...]
+    records: tuple[Record, ...]
     total: int | None = None
     compacted: bool = False
 
@@ -105,7 +101,7 @@ def _find_compacted(admin: AdminClient, topics: Sequence[str]) -> set[str]:
 
 def _sample_topic(consumer: Consumer, topic: str, partitions: Sequence[int], compacted: set[str]) -> Sample:
     quota = max(1, MOST_RECORDS // (2 * len(partitions)))
-    records: list[Sampled] = []
+    records: list[Record] = []
     total = 0
     for number in partitions:
         begin, end = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=BROKER_TIMEOUT_SECONDS)
@@ -116,7 +112,7 @@ def _sample_topic(consumer: Consumer, topic: str, partitions: Sequence[int], com
     return Sample(topic, tuple(records), total, topic in compacted)
 
 
-def _read_span(consumer: Consumer, partition: TopicPartition, end: int) -> Iterator[Sampled]:
+def _read_span(consumer: Consumer, partition: TopicPartition, end: int) -> Iterator[Record]:
     """Yield the records of a partition from its offset on, those before the offset `end`."""
     consumer.assign([partition])
     position = partition.offset
@@ -131,7 +127,7 @@ def _read_span(consumer: Consumer, partition: TopicPartition, end: int) -> Itera
             position = (message.offset() or 0) + 1
             if error is None and position <= end:
                 size += len(message.value() or b"")
-                yield Sampled(message.value(), message.key())
+                yield message.key(), message.value()
 
 
 def sample_lines(files: Sequence[Path]) -> Sample:
@@ -143,12 +139,12 @@ def sample_lines(files: Sequence[Path]) -> Sample:
     return Sample(join_names([file.name for file in files]), tuple(lines))
 
 
-def _read_lines(files: Iterable[Path]) -> Iterator[Sampled]:
+def _read_lines(files: Iterable[Path]) -> Iterator[Record]:
     for file in files:
         with file.open("rb") as lines:
             for line in lines:
                 if line.strip():
-                    yield Sampled(line.rstrip(b"\r\n"))
+                    yield None, line.rstrip(b"\r\n")
 
 
 def find_files(source: FilesSource) -> list[Path]:

@@ -2,14 +2,12 @@
 
 The text of that field predicts which other fields are there. A candidate is a text of 2 to 500 values that at least
 95 % of the records have. Its score is the share of what is open about the presence of all other fields that its value
-tells: the sum of their mutual information, each less what as many values would tell by chance, over the sum of their
-entropies. (Mutual information of samples is too high by (values - 1) / (2 n ln 2) bits: Miller, "Note on the bias of
-information estimates", 1955.)
+tells: the sum of their mutual information, each less what the same texts in another order would tell by chance, over
+the sum of their entropies, as far as any candidate tells of them.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
@@ -47,11 +45,13 @@ KINDS = range(2, 501)
 FEWEST_RECORDS = 0.95
 """Share of the records that have the field."""
 LONGEST_VALUE = 200
-CHANCE = 3
-"""Times what chance would tell on average: then a field says nothing about another."""
+CHANCE = 1.5
+"""Times what texts in another order tell: then a field says nothing about another."""
 BEST_GUESSES = ("type", "kind", "event", "event_type", "eventtype", "event_name", "record_type", "message_type")
 """Names of fields that say a kind where presence tells nothing, since records of all kinds have the same fields."""
-LEAST_SCORE = 0.1
+SHUFFLES = 4
+"""Of few records one order may tell much."""
+LEAST_SCORE = 0.05
 MOST_TRACKED = 2000
 """Fields whose presence is looked at, the most frequent ones; objects with data for names have any number."""
 
@@ -218,23 +218,22 @@ def count_values(records: Sequence[Mapping[Path, Any]]) -> dict[Path, Counter[An
 
 def find_candidates(records: Sequence[Mapping[Path, Any]], values: Mapping[Path, Counter[Any]]) -> list[Candidate]:
     """Return the fields that may say of what kind a record is, the best first."""
-    counts = Counter({path: of_path.total() for path, of_path in values.items()})
-    tracked = [path for path, count in counts.most_common(MOST_TRACKED) if count < len(records)]
+    tracked = sorted(values, key=lambda path: values[path].total(), reverse=True)[:MOST_TRACKED]
     presence = np.zeros((len(records), len(tracked)))
     for number, path in enumerate(tracked):
         presence[:, number] = [path in fields for fields in records]
     told = {}
+    shuffle = np.random.default_rng(0)
     for path, of_path in values.items():
         if _are_kinds(of_path, len(records)):
             # A field says nothing about what is in it, and about what it is in.
             others = [other[: len(path)] != path and path[: len(other)] != other for other in tracked]
             texts = np.array([fields.get(path, "") for fields in records])
-            told[path] = np.maximum(_tell(texts, presence), 0) * others
-    # What nothing tells below the top are the names of an object that are data.
-    tellable = np.array([len(path) == 1 for path in tracked], bool)
-    for bits in told.values():
-        tellable |= bits > 0
-    total = _entropy(presence.mean(axis=0))[tellable].sum() if told else 0.0
+            by_chance = [_tell(shuffle.permutation(texts), presence) for _ in range(SHUFFLES)]
+            told[path] = np.maximum(_tell(texts, presence) - CHANCE * np.mean(by_chance, axis=0), 0) * others
+    # What no field tells is chance, as the names of an object that are data.
+    tellable = np.any([bits > 0 for bits in told.values()], axis=0)
+    total = (_entropy(presence.mean(axis=0)) * tellable).sum() if told else 0.0
     candidates = [Candidate(path, values[path], float(bits.sum() / (total or 1))) for path, bits in told.items()]
     return sorted(candidates, key=_order)
 
@@ -255,13 +254,11 @@ def _order(candidate: Candidate) -> tuple[float, bool, int, int, Path]:
 
 
 def _tell(texts: NDArray[np.str_], presence: Floats) -> Floats:
-    """Return the bits that a text tells of the presence of each field, less what chance would tell."""
-    kinds, counts = np.unique(texts, return_counts=True)
-    remaining = np.zeros(presence.shape[1])
-    for kind, records in zip(kinds, counts, strict=True):
-        remaining += records / len(texts) * _entropy(presence[texts == kind].mean(axis=0))
-    chance = CHANCE * (len(kinds) - 1) / (2 * len(texts) * math.log(2))
-    bits: Floats = _entropy(presence.mean(axis=0)) - remaining - chance
+    """Return the mutual information of a text and the presence of each field, in bits."""
+    bits = _entropy(presence.mean(axis=0))
+    for kind in np.unique(texts):
+        of_kind = presence[texts == kind]
+        bits -= len(of_kind) / len(texts) * _entropy(of_kind.mean(axis=0))
     return bits
 
 

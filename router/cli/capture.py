@@ -7,6 +7,7 @@ record. It is tried before it is written, so that it fails for that reason and n
 from __future__ import annotations
 
 import base64
+import json
 import os
 import re
 import shlex
@@ -19,7 +20,7 @@ from router.cli import echo_message
 from router.cli.dead_letters import shorten_text
 from router.cli.masking import Mask
 from router.cli.session import spark_session
-from router.cli.yaml_text import Inline, write_yaml
+from router.cli.yaml_text import write_yaml
 from router.config.loader import load_config
 from router.engine.preflight.route_tests import (
     LETTER_COLUMNS,
@@ -82,10 +83,8 @@ def make_case(record: Mapping[str, Any]) -> RouteTest:
     """Return the case of a record, as a route test gives it; raise StartError if it cannot."""
     fields: dict[str, Any] = {}
     try:
-        if record["key"] is not None:
-            fields["key"] = record["key"].decode()
-        if record["headers"]:
-            fields["headers"] = {header["key"]: header["value"].decode() for header in record["headers"]}
+        fields["key"] = None if record["key"] is None else record["key"].decode()
+        fields["headers"] = {header["key"]: header["value"].decode() for header in record["headers"] or ()}
     except (UnicodeDecodeError, AttributeError):
         raise StartError("a route test cannot have this record: its key or a header is no UTF-8 text") from None
     value = record["value"]
@@ -111,12 +110,11 @@ def mask_record(record: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def write_case(case: RouteTest, letter: Mapping[str, Any]) -> str:
-    """Return a case as an item of `tests`, with the reason of its dead letter before it; null is not compared."""
+    """Return a case as an item of `tests`, with the reason of its dead letter before it: none is expected."""
     refusal = ", ".join(f"{column} {letter[column]}" for column in LETTER_COLUMNS if letter[column])
     (record,) = case.records
-    fields = Inline(record.model_dump(exclude_unset=True, by_alias=True))
-    expected = Inline(tables=None, sent=None, dead_letters=[])
-    item = write_yaml([{"name": case.name, "records": [fields], "expect": expected}])
+    fields = record.model_dump(exclude_defaults=True) or {"value": None}
+    item = write_yaml([{"name": case.name, "records": [fields], "expect": {"tables": None, "sent": None}}])
     return f"# {shorten_text(to_printable(refusal))}\n{item}"
 
 
@@ -125,7 +123,7 @@ def append_case(path: Path, file: Path, tests: RouteTests, case: RouteTest, lett
     former = path.read_bytes().decode() if path.exists() else ""
     item = write_case(case, letter)
     first_item = FIRST_ITEM.search(former)
-    addition = "\n" if former else write_yaml({"configuration": file.name}) + "tests:\n"
+    addition = "\n" if former else f"configuration: {json.dumps(file.name)}\ntests:\n"
     addition += textwrap.indent(item, first_item[1] if first_item else "  ")
     try:
         appended = parse_tests((former + addition).removeprefix("\ufeff"), path).tests

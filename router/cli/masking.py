@@ -54,7 +54,7 @@ TEXT_FORMS: dict[str, tuple[re.Pattern[str], re.Pattern[str], dict[int, tuple[in
         re.compile(r"\d+"),
         {3: (100, 255), 2: (10, 99), **ANY_DIGIT},
     ),
-    "text": (re.compile(r".*", re.DOTALL), re.compile(r"\w"), {}),
+    "text": (re.compile(r".*", re.DOTALL), re.compile(r"\w"), ANY_DIGIT),
 }
 """Form -> the pattern of its texts, that of the parts which are drawn, and digits of a part -> its least and largest
 number. The first form that matches counts. What a number, a date or an address is made of is valid in any place."""
@@ -153,13 +153,9 @@ def find_text_form(text: str) -> tuple[object, ...]:
 
 
 def _draw_part(part: str, bounds: dict[int, tuple[int, int]], drawing: random.Random) -> str:
-    if len(part) in bounds:
-        return str(drawing.randint(*bounds[len(part)])).zfill(len(part))
-    if len(part) > 1:  # an exponent
-        return part
     if part.isdecimal():
-        return str(drawing.randrange(10))
-    if not part.isalpha():
+        return str(drawing.randint(*bounds[len(part)])).zfill(len(part))
+    if not part.isalpha():  # also an exponent
         return part
     if part.islower() == part.isupper():
         return drawing.choice(IDEOGRAPHS)

@@ -42,10 +42,8 @@ def _check_name(_context: click.Context, _argument: click.Parameter, name: str) 
     """Refuse a name that a distribution or its module cannot have, or another module has."""
     module = _module_of(name)
     problem = ""
-    if not _PACKAGE_NAME.fullmatch(name):
-        problem = "is not a name of at most 40 letters and digits, with single `-`, `_` or `.` between them"
-    elif iskeyword(module):
-        problem = "is a word of Python, which no module can be called"
+    if not _PACKAGE_NAME.fullmatch(name) or iskeyword(module):
+        problem = "is not a name of at most 40 letters and digits with single `-`, `_` or `.`, or is a word of Python"
     elif spec := find_spec(module):
         places = spec.submodule_search_locations or [spec.origin or ""]
         # One that was written here, and installed as `pip install -e` does, may be written again.

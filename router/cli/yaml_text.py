@@ -1,4 +1,4 @@
-"""Write YAML as people do: lists stand inside of their key, chosen mappings on one line, long texts line by line."""
+"""Write YAML as people do: lists stand inside of their key, what has only plain values stands on one line."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 import yaml
 from typing_extensions import override
 
-
-class Inline(dict[str, Any]):
-    """A mapping that is written on one line."""
+LIKE_NUMBERS = "+-.0123456789"
+"""The beginnings of texts that some readers of YAML take as numbers, as `1e5` and `007`, unless they are quoted."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -18,23 +17,16 @@ class _Dumper(yaml.SafeDumper):
         super().increase_indent(flow, False)
 
 
-def _represent_inline(dumper: _Dumper, mapping: Inline) -> yaml.Node:
-    return dumper.represent_mapping("tag:yaml.org,2002:map", mapping, flow_style=True)
-
-
 def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
-    # Without quotes some readers of YAML take `007` as a number.
-    style = "|" if "\n" in text else "'" if text[:1].isdigit() else None
+    style = "|" if "\n" in text else "'" if text[:1] in LIKE_NUMBERS else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_Dumper.add_representer(Inline, _represent_inline)
 _Dumper.add_representer(str, _represent_text)
 
 
 def write_yaml(value: Any) -> str:
     """Return a value as YAML, its keys in their order; characters that nobody sees are escaped."""
-    text = yaml.dump(value, Dumper=_Dumper, width=2**31, allow_unicode=True, sort_keys=False)
-    if text.replace("\n", "").isprintable():
-        return text
-    return yaml.dump(value, Dumper=_Dumper, width=2**31, sort_keys=False)
+    options: dict[str, Any] = {"Dumper": _Dumper, "width": 2**31, "sort_keys": False, "default_flow_style": None}
+    text: str = yaml.dump(value, allow_unicode=True, **options)
+    return text if text.replace("\n", "").isprintable() else str(yaml.dump(value, **options))
