@@ -38,7 +38,7 @@ from router.engine.source.lossless_cast import (
 from router.engine.source.unreadable_files import ListedFile, unreadable_files
 from router.engine.spark.session import quiet_tasks
 from router.errors import StartError
-from router.spark_internals import nanos_of_parquet, path_of
+from router.spark_internals import files_of_batch, nanos_of_parquet, path_of
 from router.storage.addresses import is_local_path
 
 if TYPE_CHECKING:
@@ -516,8 +516,11 @@ class FileLines:
         for group in _group_by_patterns(paths):
             lines = _with_file_columns(self.spark.read.format("text").options(**options).load(group))
             if self.skips_blank and not self.files.whole_files:
-                # Before anything numbers the records: the lines that are left follow each other.
-                lines = lines.where(~F.trim("value", F.lit(_BLANK_CHARACTERS)).isin("", _BYTE_ORDER_MARK))
+                # Before anything numbers the records: the lines that are left follow each other. Spark trims slowly:
+                # a line is not blank if it begins with a sign above those that are trimmed and below the mark.
+                begins_with_sign = (F.col("value") >= "!") & (F.col("value") < _BYTE_ORDER_MARK)
+                is_blank = F.trim("value", F.lit(_BLANK_CHARACTERS)).isin("", _BYTE_ORDER_MARK)
+                lines = lines.where(begins_with_sign | ~is_blank)
             frames.append(lines)
         return frames
 
@@ -602,9 +605,10 @@ def list_files(reader: DataFrameReader | DataStreamReader, files: FilesSource) -
     return listed.select(F.col("_metadata.file_path"), "path", F.unix_micros("modificationTime"))
 
 
-def listed_files(frame: DataFrame) -> list[ListedFile]:
-    """Return the files of a frame of `list_files`, or of a batch of it, each once. Runs a job."""
-    return sorted({ListedFile(*row) for row in frame.collect()})  # Spark may give one twice, see _groups
+def listed_files(frame: DataFrame, *, of_batch: bool = False) -> list[ListedFile]:
+    """Return the files of a frame of `list_files`, or of a batch of its stream, each once. Runs a job if it has to."""
+    rows = (files_of_batch(frame) if of_batch else []) or frame.collect()
+    return sorted({ListedFile(*row) for row in rows})  # Spark may give one twice, see _groups
 
 
 def _listing_options(files: FilesSource) -> dict[str, str]:

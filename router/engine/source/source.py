@@ -164,7 +164,7 @@ def read_batch(frame: DataFrame, config: Config, memory: Memory, batch: int, num
         return numbers.number_records(frame, batch, versions) if FILE in frame.columns else frame
     spark = frame.sparkSession
     content = _make_file_reader(spark, config, files, memory)
-    listed = listed_files(frame)
+    listed = listed_files(frame, of_batch=True)
     try:
         return numbers.number_records(records_of_files(content, listed), batch)
     except Exception:

@@ -304,6 +304,8 @@ def session_builder(
         builder = builder.master(master)
         builder = builder.config("spark.default.parallelism", cores)
         builder = builder.config("spark.sql.shuffle.partitions", cores).config("spark.ui.enabled", "false")
+        # It joins partitions that are too many, which these are not, and plans every small job of a batch again.
+        builder = builder.config("spark.sql.adaptive.enabled", "false")
         builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
         builder = builder.config("spark.driver.defaultJavaOptions", java_options(settings))
         builder = builder.config("spark.python.daemon.module", "router.engine.land.worker_daemon")
