@@ -112,6 +112,8 @@ NUMBERS = (
     *("3.4028235e38", "3.5e38", "1e39", "0.1", "9" * 38, "9" * 39, "9" * 999, "9" * 1001, "9" * 5000, "0." + "9" * 60),
     *("NaN", "Infinity", "-Infinity", "01", "+1", "1.", ".5", "0x10", "1e", "--1", "1_000"),
 )
+DIGITS = (19, 38, 39, 309, 1000, 1001, 4300, 4301, 5000)
+"""How many digits of a number somebody's limit allows, or no longer: types', Spark's JSON reader's, Python's."""
 
 
 @dataclass(frozen=True)
@@ -356,7 +358,7 @@ def hostile(chance: random.Random, kind: T.DataType) -> str:
         edges = [edge, -edge, edge - step, step - edge, step, step / 2, edge + step]
         return chance.choice([*(f"{value:f}" for value in edges), *NUMBERS])
     if isinstance(kind, (T.NumericType, T.BooleanType)):
-        number = chance.choice(NUMBERS)
+        number = hostile_number(chance)
         return chance.choice([number, number, json.dumps(number)])
     if isinstance(kind, T.DateType):
         return json.dumps(chance.choice(DATES))
@@ -364,6 +366,13 @@ def hostile(chance: random.Random, kind: T.DataType) -> str:
         return json.dumps(chance.choice([*TIMES, *DATES]))
     if isinstance(kind, T.BinaryType):
         return json.dumps(chance.choice(["", "A", "AA", "AA==", "AAAA", "A===", "!", "AA==AA==", "A" * 65_536, "ż"]))
-    return chance.choice(
-        [json.dumps(chance.choice(TEXTS)), json.dumps("x" * chance.choice(SIZES)), chance.choice(NUMBERS)]
-    )
+    number = hostile_number(chance)
+    moment = chance.choice([*TIMES, *DATES])
+    texts = [chance.choice(TEXTS), "x" * chance.choice(SIZES), number, moment]
+    return chance.choice([number, *map(json.dumps, texts)])
+
+
+def hostile_number(chance: random.Random) -> str:
+    """Return a number at the edge of a type, or of as many digits as a limit allows, or no number."""
+    digits = chance.choice(("", "-")) + "9" * chance.choice(DIGITS)
+    return chance.choice([digits, *chance.choices(NUMBERS, k=4)])

@@ -666,7 +666,8 @@ def _types_delta_lacks(kind: DataType, column: str = "") -> Iterator[str]:
 def _name_faults(struct: StructType) -> Iterator[str]:
     folded: dict[str, str] = {}
     for name in struct.fieldNames():
-        if any(character in " ,;{}()\n\t=" for character in name) or not name:
+        # Arrow hands names to delta-rs as texts of C, which end at a NUL.
+        if any(character in " ,;{}()\n\t=\0" for character in name) or not name:
             yield f"column {name!r}: Delta refuses spaces and ,;{{}}()= in names; rename it in `select`"
         if name in folded.values():
             yield f"two columns are called {name}; rename one in `select`"

@@ -9,12 +9,12 @@ line that is no row, are kept as text in the field `_rescued`.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pyspark import SparkContext
-    from pyspark.sql import Column, DataFrameReader
+    from pyspark.sql import Column, DataFrameReader, Row
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
     from router.api.parts import Memory
@@ -223,7 +223,14 @@ class FileRows:
         # What has another encoding, or is no line, Spark's parser reads as bytes, and refuses those that are no text.
         is_of_lines = not self._has_encoding and not self._reads_whole
         by_lines = is_of_lines and not self._read_lines(paths).where(~F.is_valid_utf8("value")).isEmpty()
-        found = self._read_json(_session_with(self.spark.sparkContext, TELLS_CASE), paths, by_lines=by_lines)
+        session = _session_with(self.spark.sparkContext, TELLS_CASE)
+        try:
+            found = self._read_json(session, paths, by_lines=by_lines)
+        except AnalysisException as error:
+            # One line whose object has a key twice keeps Spark from finding the columns of all.
+            if error.getCondition() != "COLUMN_ALREADY_EXISTS" or not is_of_lines:
+                raise
+            found = self._read_json(session, paths, by_lines=True)
         if not self._reads_whole and not {*found.columns} - {BROKEN}:
             by_lines = True  # Spark reads no file in which it has found no column
         known = self.known_columns().names
@@ -270,7 +277,7 @@ class FileRows:
             if not by_lines:
                 return reader.load(paths)
             return reader.json(
-                self._read_lines(paths).where(F.is_valid_utf8("value")).select("value").rdd.map(itemgetter(0))
+                self._read_lines(paths).where(F.is_valid_utf8("value")).select("value").rdd.map(_with_keys_once)
             )
         others = [field for field in fields if KEY in field.metadata]
         columns = T.StructType([field for field in fields if field not in others])
@@ -382,7 +389,7 @@ class FileRows:
         text = self.memory.read(LEARNT)
         if text is None:
             return T.StructType([])
-        known: T.StructType = _with_table_names(T.StructType.fromJson(_json_of(text)))
+        known: T.StructType = _with_table_names(T.StructType.fromJson(json.loads(text)))
         return known
 
     def _mend_learnt(self) -> None:
@@ -391,7 +398,7 @@ class FileRows:
         What does not come from a person must refuse no start. The values of such columns are rescued from now on.
         """
         known = self.known_columns()
-        if known.json() != T.StructType.fromJson(_json_of(self.memory.read(LEARNT) or b"")).json():
+        if known.json() != T.StructType.fromJson(json.loads(self.memory.read(LEARNT) or b"")).json():
             log.warning("%s: stored columns have names that no table can have; they are now %s", self.files.path, known)
             self.memory.write(LEARNT, known.json().encode())
 
@@ -634,10 +641,13 @@ def _quote_name(name: str) -> str:
     return f"`{name.replace('`', '``')}`"
 
 
-def _json_of(text: bytes) -> Any:
-    import json  # noqa: PLC0415 - `_json_frames` reads files here
-
-    return json.loads(text)
+def _with_keys_once(row: Row) -> str:
+    """Return the JSON of a line in which no object has a key twice: the last one counts. Other lines stay."""
+    (line,) = row
+    try:
+        return json.dumps(json.loads(line))
+    except (ValueError, RecursionError):
+        return str(line)
 
 
 def schemas_from_hints(files: FilesSource | None) -> dict[str, bytes]:

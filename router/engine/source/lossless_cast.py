@@ -47,8 +47,8 @@ FRACTIONS = (T.FloatType, T.DoubleType)
 TIME_TYPES = (T.DateType, T.TimestampType, T.TimestampNTZType)
 NESTED = (T.StructType, T.ArrayType, T.MapType)
 
-_REFUSED = re.compile(r"[ ,;{}()\n\t=.`]+")
-"""Characters that Delta allows in no column name, or that expressions would have to quote."""
+_REFUSED = re.compile(r"[ ,;{}()\n\t=.`\0]+|^$")
+"""What Delta or Arrow allows in no name of a column, or expressions would have to quote."""
 _BLANKS_PATTERN = r"[ \t\r\n]*"
 EXPONENT = r"(?:[eE][-+]?[0-9]{1,9})?"
 _DAY = r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}"

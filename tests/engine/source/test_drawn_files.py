@@ -54,7 +54,9 @@ def json_lines(chance: random.Random, first: int) -> str:
                 fragments.append((name, hostile(chance, kind) if chance.random() < 0.1 else plain(chance, kind)))
         lines.append(as_object(fragments).decode())
     if chance.random() < 0.5:
-        bad = chance.choice([bad for bad in GARBAGE if bad and bad.strip() and len(bad) < 2000 and b"\n" not in bad])
+        # An array has a row for each element: one without any has none.
+        bads = [bad for bad in GARBAGE if bad and bad.strip() not in (b"", b"[]") and len(bad) < 2000]
+        bad = chance.choice([bad for bad in bads if b"\n" not in bad])
         lines.append(bad.decode("utf-8", "ignore") or "{")
     return "\n".join(lines) + "\n"
 

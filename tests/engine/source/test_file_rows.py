@@ -546,6 +546,16 @@ SHAPES: dict[str, tuple[str | None, list[str], list[dict[str, Any]]]] = {
             {"o": {"x_y": "7"}},
         ],
     ),
+    "names of a NUL, and of nothing": (
+        None,
+        ['{"p": {"": 1}}\n{"p": {"\\u0000": 2}}\n{"p": {"": 3, "\\u0000": 4}}'],
+        [{"p": {"_": "1"}}, {"p": {"_": "2"}}, {"_rescued": {"p": '{"": 3, "\\u0000": 4}'}}],
+    ),
+    "keys that come twice": (
+        None,
+        ['{"a": 1, "s": {"x": 1}}', '{"a": 2, "a": 3}\n{"s": {"x": 4, "x": 5}}\n{"b": 1, "b": 2, "s": {"x": 6}}'],
+        [{"a": "3"}, {"_rescued": {"s": '{"x": 4, "x": 5}'}}, {"b": "2", "s": {"x": "6"}}],
+    ),
     "hints with names that no table can have": (
         "`a b` bigint, o struct<`x y`:bigint>",
         ['{"a b": 1, "o": {"x y": 2}}\n{"a_b": 3, "o": {"x_y": 4}}'],
