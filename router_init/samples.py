@@ -71,6 +71,8 @@ def sample_topics(kafka: KafkaSource) -> list[Sample]:
         "enable.auto.commit": "false",
         "enable.auto.offset.store": "false",
         "enable.partition.eof": "true",
+        # Ends of partitions are read one after the other: none waits for records that come later.
+        "fetch.wait.max.ms": "10",
         "allow.auto.create.topics": "false",
         "auto.offset.reset": "earliest",
         "logger": SILENT,
@@ -80,26 +82,27 @@ def sample_topics(kafka: KafkaSource) -> list[Sample]:
         for topic in kafka.topics:
             if topic not in existing:
                 raise StartError(f"there is no topic `{topic}`; {suggest_names(topic, sorted(existing))}")
-        compacted = _find_compacted(admin, kafka.topics)
-        return [_sample_topic(consumer, topic, [*existing[topic].partitions], compacted) for topic in kafka.topics]
+        samples = []
+        for topic in kafka.topics:
+            compacted = _is_compacted(admin, topic)
+            samples.append(_sample_topic(consumer, topic, [*existing[topic].partitions], compacted=compacted))
+        return samples
     except KafkaException as error:
         raise StartError(f"the brokers at {kafka.servers} do not answer: {error.args[0].str()}") from None
     finally:
         consumer.close()
 
 
-def _find_compacted(admin: AdminClient, topics: Sequence[str]) -> set[str]:
-    """Return which topics keep the newest record of a key only."""
-    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
-    compacted = set()
-    for resource, answer in admin.describe_configs(resources, request_timeout=BROKER_TIMEOUT_SECONDS).items():
-        with suppress(KafkaException, KeyError):  # who may read a topic need not see how it is set
-            if "compact" in answer.result(BROKER_TIMEOUT_SECONDS)["cleanup.policy"].value:
-                compacted.add(resource.name)
-    return compacted
+def _is_compacted(admin: AdminClient, topic: str) -> bool:
+    """Return whether a topic keeps the newest record of a key only."""
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    with suppress(KafkaException, KeyError):  # who may read a topic need not see how it is set
+        answer = admin.describe_configs([resource], request_timeout=BROKER_TIMEOUT_SECONDS)[resource]
+        return "compact" in answer.result(BROKER_TIMEOUT_SECONDS)["cleanup.policy"].value
+    return False
 
 
-def _sample_topic(consumer: Consumer, topic: str, partitions: Sequence[int], compacted: set[str]) -> Sample:
+def _sample_topic(consumer: Consumer, topic: str, partitions: Sequence[int], *, compacted: bool) -> Sample:
     quota = max(1, MOST_RECORDS // (2 * len(partitions)))
     records: list[Record] = []
     total = 0
@@ -109,7 +112,7 @@ def _sample_topic(consumer: Consumer, topic: str, partitions: Sequence[int], com
         middle = min(end, begin + quota)
         records += _read_span(consumer, TopicPartition(topic, number, begin), middle)
         records += _read_span(consumer, TopicPartition(topic, number, max(middle, end - quota)), end)
-    return Sample(topic, tuple(records), total, topic in compacted)
+    return Sample(topic, tuple(records), total, compacted)
 
 
 def _read_span(consumer: Consumer, partition: TopicPartition, end: int) -> Iterator[Record]:
