@@ -82,11 +82,8 @@ def sample_topics(kafka: KafkaSource) -> list[Sample]:
         for topic in kafka.topics:
             if topic not in existing:
                 raise StartError(f"there is no topic `{topic}`; {suggest_names(topic, sorted(existing))}")
-        samples = []
-        for topic in kafka.topics:
-            compacted = _is_compacted(admin, topic)
-            samples.append(_sample_topic(consumer, topic, [*existing[topic].partitions], compacted=compacted))
-        return samples
+        compacted = {topic for topic in kafka.topics if _is_compacted(admin, topic)}
+        return [_sample_topic(consumer, topic, [*existing[topic].partitions], compacted) for topic in kafka.topics]
     except KafkaException as error:
         raise StartError(f"the brokers at {kafka.servers} do not answer: {error.args[0].str()}") from None
     finally:
@@ -102,7 +99,7 @@ def _is_compacted(admin: AdminClient, topic: str) -> bool:
     return False
 
 
-def _sample_topic(consumer: Consumer, topic: str, partitions: Sequence[int], *, compacted: bool) -> Sample:
+def _sample_topic(consumer: Consumer, topic: str, partitions: Sequence[int], compacted: set[str]) -> Sample:
     quota = max(1, MOST_RECORDS // (2 * len(partitions)))
     records: list[Record] = []
     total = 0
@@ -112,7 +109,7 @@ def _sample_topic(consumer: Consumer, topic: str, partitions: Sequence[int], *, 
         middle = min(end, begin + quota)
         records += _read_span(consumer, TopicPartition(topic, number, begin), middle)
         records += _read_span(consumer, TopicPartition(topic, number, max(middle, end - quota)), end)
-    return Sample(topic, tuple(records), total, compacted)
+    return Sample(topic, tuple(records), total, topic in compacted)
 
 
 def _read_span(consumer: Consumer, partition: TopicPartition, end: int) -> Iterator[Record]:
