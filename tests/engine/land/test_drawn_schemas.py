@@ -37,6 +37,7 @@ SEEDS = [
     *range(IN_EVERY_RUN),
     *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(IN_EVERY_RUN, CONFIGURATIONS)),
 ]
+NESTED = (T.StructType, T.ArrayType, T.MapType)
 OWN_NAMES = ("made_0", "made_1", "_offset", "_topic", "_newest_1", "_arrival", "valid_from", "GAME", "K", "_rescued")
 """Names that columns of routes, of keyed tables or of other fields have."""
 GOOD = Route(
@@ -54,12 +55,17 @@ def change(drawn: Drawn) -> None:
         if way == "more":
             name = chance.choice([*FIELD_NAMES, *OWN_NAMES])
             if name.casefold() not in {field.name.casefold() for field in fields}:
-                fields.insert(chance.randint(2, len(fields)), Field(name, draw_type(chance, 2)))
+                entries = T.MapType(T.StringType(), T.StructType([T.StructField("f0", draw_type(chance, 1))]))
+                fields.insert(
+                    chance.randint(2, len(fields)), Field(name, chance.choice([draw_type(chance, 2), entries]))
+                )
         elif way == "less" and len(fields) > 3 and place > 1:
             del fields[place]
         elif way == "type":
             fields[place] = replace(fields[place], type=draw_type(chance, 2))
         elif way == "inside":
+            nested = [k for k, field in enumerate(fields) if isinstance(field.type, NESTED)]
+            place = chance.choice(nested or [place])
             fields[place] = replace(fields[place], type=changed_inside(drawn, fields[place].type))
 
 

@@ -118,6 +118,7 @@ class Drawn:
         for column in range(chance.randint(0, 3)):
             kind = chance.choice(["int", "long", "real", "decimal", "text", "date", "time", "truth"])
             select.append(f"{drawing.expression(self.is_valid, kind, 3)} AS made_{column}")
+        select += [f"{drawing.cast(self.is_valid)} AS cast_{column}" for column in range(chance.randint(1, 3))]
         more_keys = self._some_fields(KEYS)
         sinks: list[Any] = [
             Tables(table=f"t{number}.{{event.game}}"),
@@ -125,7 +126,7 @@ class Drawn:
             Upsert(
                 table=f"u{number}.keyed",
                 keys=("event.k", *more_keys),
-                partition_by=chance.choice([(), tuple(name for name in more_keys if self.divides(name))]),
+                partition_by=chance.choice([(), ("k",), tuple(name for name in more_keys if self.divides(name))]),
                 newest_by=[f"event.{quote_identifier(name)}" for name in self._some_fields(ORDERED)] or "offset",
                 history=None if HISTORY & {column.name for column in drawing.fields} else chance.choice([None, "scd2"]),
                 delete_when=chance.choice([None, None, f"offset % {DELETED} = 0"]),
@@ -250,9 +251,11 @@ def is_documented(reason: str | None, drawing: Drawing) -> bool:
 
     These are local times, decimals in texts, and base64 with a broken end.
     """
-    _, _, misfits = (reason or "").partition("does not fit the schema: ")
+    _, is_misfit, misfits = (reason or "").partition("does not fit the schema")
     others = {column.name for column in drawing.fields if has_any(column.type, DIFFERENT)}
-    return bool(misfits) and all(any(misfit.startswith(name) for name in others) for misfit in misfits.split(", "))
+    # A misfit inside of an array or a map may have no name.
+    names = misfits.removeprefix(": ").split(", ")
+    return bool(is_misfit) and all(any(not name or name.startswith(other) for other in others) for name in names)
 
 
 DIFFERENT = (T.TimestampNTZType, T.DecimalType, T.BinaryType)
