@@ -120,7 +120,7 @@ BUGS = {
         "stream/test_drawn_configurations.py",
         "LocalFileSystem error: Unable to open file",
     ),
-    "schemas": Bug(refuse_routes_of_new_schemas, "land/test_drawn_schemas.py", "router.errors.StartError: route r0"),
+    "schemas": Bug(refuse_routes_of_new_schemas, "land/test_drawn_schemas.py", "router.errors.StartError: route r"),
     "maps": Bug(join_waiting_rows_by_their_order, "land/test_drawn_schemas.py", "Cannot cast column"),
     "names": Bug(keep_names_of_files, "source/test_drawn_files.py", "rename it in `select`"),
     "times": Bug(plant_nothing, "stream/test_drawn_streams.py", "kafkaMalformedRecordTimestamp"),
