@@ -14,24 +14,25 @@ whose names are data is a map:
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections import Counter, defaultdict
-from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from pyspark.sql import types as T
 
+BITS = 63
 MOST_DIGITS = 38
 """Of Spark's decimals."""
 DIGITS_OF_BIGINT = 20
 """Those of the decimal that Spark widens a bigint to."""
 EXACT_IN_DOUBLES = 2**53
 MOST_ELEMENTS = 1000
-"""Of an array, which are looked at."""
-FEW = 10
-"""An object of fewer names is never a map, and fewer objects say nothing about how their names grow."""
+FEW_NAMES = 10
+"""An object of fewer names is never a map."""
+ENOUGH_OBJECTS = 10
+"""Fewer objects say nothing about how their names grow."""
 LARGEST_SHARE_OF_NAMES = 0.25
 """A struct's object has most of the names that its kind has; a map's has a few of them."""
 TIMES = re.compile(
@@ -48,9 +49,20 @@ def is_time(text: str) -> bool:
     Those with a small `t` or `z` it takes too, but the decoder does not.
     """
     match = TIMES.fullmatch(text)
-    with suppress(ValueError):
-        return match is not None and bool(datetime.fromisoformat(f"{match['day']}T{match['time']}"))
-    return False
+    if match is None:
+        return False
+    try:
+        dt.datetime.fromisoformat(f"{match['day']}T{match['time']}")
+    except ValueError:
+        return False
+    return True
+
+
+def look_at(elements: list[Any]) -> list[Any]:
+    """Return the elements of an array that are looked at: the first and last ones of a long one."""
+    if len(elements) <= MOST_ELEMENTS:
+        return elements
+    return elements[: MOST_ELEMENTS // 2] + elements[-MOST_ELEMENTS // 2 :]
 
 
 @dataclass
@@ -66,8 +78,13 @@ class Observed:
     looks: Counter[str] = field(default_factory=Counter)
     """What texts look like, for those who have to decide -> how many do."""
     inside: dict[str | None, Observed] = field(default_factory=lambda: defaultdict(Observed))
-    map_names: set[str] = field(default_factory=set)
-    """The names of the objects of a map: they are data, and are printed nowhere."""
+    map_names: int = 0
+    """Of a map, which an object is whose names are data: how many names there are."""
+
+    @property
+    def count(self) -> int:
+        """Return how many values were observed."""
+        return self.kinds.total()
 
     def add(self, value: Any) -> None:
         """Observe a value as `json.loads` gives it."""
@@ -81,7 +98,7 @@ class Observed:
                 return "boolean"
             case int():
                 self.largest = max(self.largest, abs(value))
-                if -(2**63) <= value < 2**63:
+                if -(2**BITS) <= value < 2**BITS:
                     return "bigint"
                 return "decimal" if len(str(abs(value))) <= MOST_DIGITS else "double"
             case float():
@@ -92,19 +109,16 @@ class Observed:
                 self.looks.update(name for name, pattern in LOOKS.items() if pattern.fullmatch(value))
                 return "string"
             case list():
-                for element in value[:MOST_ELEMENTS]:
-                    self.inside[None].add(element)
+                elements = self.inside[None]
+                for element in look_at(value):
+                    elements.add(element)
                 return "array"
         for name, inner in value.items():
             self.inside[name].add(inner)
         return "object"
 
     def join(self, other: Observed) -> None:
-        """Add what was observed elsewhere of the same place: what is a map in one is a map in both."""
-        if self.map_names or other.map_names:
-            self.join_names()
-            other.join_names()
-            self.map_names |= other.map_names
+        """Add what was observed elsewhere of the same place."""
         self.kinds += other.kinds
         self.looks += other.looks
         self.largest = max(self.largest, other.largest)
@@ -113,46 +127,50 @@ class Observed:
 
     @property
     def names_grow(self) -> bool:
-        """Return whether the names of these objects, which are of one kind, look like data.
+        """Return whether the names of these objects, which are of one kind, look like data."""
+        objects = self.kinds["object"]
+        names = len(self.inside)
+        if names < FEW_NAMES or objects < ENOUGH_OBJECTS:
+            return False
+        named = sum(inner.count for inner in self.inside.values())
+        return named / objects < LARGEST_SHARE_OF_NAMES * names
+
+    @property
+    def brings_names(self) -> bool:
+        """Return whether every second of these objects, of whatever kind, brings a name that no other has."""
+        objects = self.kinds["object"]
+        once = sum(inner.count == 1 for inner in self.inside.values())
+        return objects >= 2 * ENOUGH_OBJECTS and once >= objects / 2
+
+    def mark_maps(self, by_kind: list[Observed]) -> None:
+        """Make maps of the objects inside whose names are data, by what was observed of each kind of records.
 
         Records of many kinds have many names in one place, each kind its own: within a kind a struct's do not grow.
         """
-        objects = self.kinds["object"]
-        names = len(self.inside)
-        if min(names, objects) < FEW:
-            return False
-        named = sum(inner.kinds.total() for inner in self.inside.values())
-        return named / objects < LARGEST_SHARE_OF_NAMES * names
-
-    def mark_maps(self) -> None:
-        """Make maps of the objects whose names are data, here and inside."""
-        if self.names_grow:
-            self.join_names()
-        for inner in self.inside.values():
-            inner.mark_maps()
+        for name, inner in self.inside.items():
+            of_kinds = [kind.inside[name] for kind in by_kind if name in kind.inside]
+            if inner.brings_names or any(of_kind.names_grow for of_kind in of_kinds):
+                for place in (inner, *of_kinds):
+                    place.join_names()
+            inner.mark_maps(of_kinds)
 
     def join_names(self) -> None:
         """Make a map of these objects: what they have under any name is of one type."""
-        self.map_names.update(filter(None, self.inside))
         values = Observed()
         for inner in self.inside.values():
             values.join(inner)
+        self.map_names = len(self.inside)
         self.inside = {None: values}
-
-    def field_names(self) -> set[str]:
-        """Return the names of fields, also of those inside; names that are data are none."""
-        names = {*filter(None, self.inside)}
-        for inner in self.inside.values():
-            names |= inner.field_names()
-        return names
 
     @property
     def kind(self) -> str:
         """Return the one kind that values are of; `mixed` if no type but string holds them."""
         kinds = {*self.kinds} - {"null"}
-        if kinds <= {"bigint", "decimal", "double"}:
-            return max(kinds, default="null")  # their order is that in which they widen
-        return kinds.pop() if len(kinds) == 1 else "mixed"
+        if kinds <= {"bigint", "decimal", "double"} and len(kinds) > 1:
+            return "double" if "double" in kinds else "decimal"
+        if len(kinds) > 1:
+            return "mixed"
+        return next(iter(kinds), "null")
 
     def type(self) -> T.DataType | None:
         """Return the type of the column; None for objects without a field, which get no column."""
@@ -170,10 +188,14 @@ class Observed:
         return T.MapType(T.StringType(), inner) if self.map_names else T.ArrayType(inner)
 
     def struct(self) -> T.StructType:
-        """Return the columns of these objects, in the order in which Java has texts; a nameless field gets none."""
-        names = sorted(filter(None, self.inside), key=lambda name: name.encode("utf-16-be", "surrogatepass"))
-        types = {name: self.inside[name].type() for name in names}
-        return T.StructType([T.StructField(name, kind) for name, kind in types.items() if kind is not None])
+        """Return the columns of these objects."""
+        struct = T.StructType()
+        # As Java orders texts; a field without a name gets no column.
+        for name in sorted(filter(None, self.inside), key=lambda name: name.encode("utf-16-be", "surrogatepass")):
+            kind = self.inside[name].type()
+            if kind is not None:
+                struct.add(name, kind)
+        return struct
 
 
 SCALARS: dict[str, type[T.DataType]] = {

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from router.engine.source.kafka_client import SILENT, admin_client, client_settings
 from router.errors import StartError, join_names
@@ -24,22 +24,28 @@ from router.registry import suggest_names
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from confluent_kafka.admin import AdminClient
+
     from router.config.models import FilesSource, KafkaSource
 
 MOST_RECORDS = 2000
 """Of a topic, or of all files."""
-MOST_BYTES = 16 * 2**20
-"""Of the values from one end of a partition: with records of 8 MB there are fewer."""
+MOST_BYTES = 64 * 2**20
+"""Of the values of a topic's sample: with records of 8 MB there are fewer."""
 BROKER_TIMEOUT_SECONDS = 10.0
 """For which a broker is waited for."""
-READ_SECONDS = 10.0
-"""For which one end of a partition is read: a sample is what has come by then."""
+READ_SECONDS = 30.0
+"""After which a sample is what has come."""
 CONSUMER_GROUP = "router-init"
 """What librdkafka wants to be told, though the group is never joined."""
 
 
-Record = tuple[bytes | None, bytes | None]
-"""Key and value; a line of a file has no key, and a row no value of its own."""
+@dataclass(frozen=True)
+class Sampled:
+    """A record; a line of a file has no key, and a row no value of its own."""
+
+    value: bytes | None
+    key: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ class Sample:
     """
 
     name: str
-    records: tuple[Record, ...]
+    records: tuple[Sampled, ...]
     total: int | None = None
     compacted: bool = False
 
@@ -64,70 +70,80 @@ def sample_topics(kafka: KafkaSource) -> list[Sample]:
 
     Raises StartError if the brokers do not answer, or have no such topic.
     """
-    admin = admin_client(kafka)
-    consumer = Consumer({
+    settings = {
         **client_settings(kafka),
         "group.id": CONSUMER_GROUP,
         "enable.auto.commit": "false",
         "enable.auto.offset.store": "false",
         "enable.partition.eof": "true",
-        # Ends of partitions are read one after the other: none waits for records that come later.
-        "fetch.wait.max.ms": "10",
         "allow.auto.create.topics": "false",
         "auto.offset.reset": "earliest",
         "logger": SILENT,
-    })  # fmt: skip
+    }
+    admin = admin_client(kafka)
+    consumer = Consumer(settings)
     try:
         existing = consumer.list_topics(timeout=BROKER_TIMEOUT_SECONDS).topics
         for topic in kafka.topics:
             if topic not in existing:
                 raise StartError(f"there is no topic `{topic}`; {suggest_names(topic, sorted(existing))}")
-        compacted = {topic for topic in kafka.topics if _is_compacted(admin, topic)}
-        return [_sample_topic(consumer, topic, [*existing[topic].partitions], compacted) for topic in kafka.topics]
+        compacted = _find_compacted(admin, kafka.topics)
+        samples = []
+        for topic in kafka.topics:
+            partitions = [*existing[topic].partitions]
+            samples.append(_sample_topic(consumer, topic, partitions, compacted=topic in compacted))
+        return samples
     except KafkaException as error:
         raise StartError(f"the brokers at {kafka.servers} do not answer: {error.args[0].str()}") from None
     finally:
         consumer.close()
 
 
-def _is_compacted(admin: AdminClient, topic: str) -> bool:
-    """Return whether a topic keeps the newest record of a key only."""
-    resource = ConfigResource(ResourceType.TOPIC, topic)
-    with suppress(KafkaException, KeyError):  # who may read a topic need not see how it is set
-        answer = admin.describe_configs([resource], request_timeout=BROKER_TIMEOUT_SECONDS)[resource]
-        return "compact" in answer.result(BROKER_TIMEOUT_SECONDS)["cleanup.policy"].value
-    return False
+def _find_compacted(admin: AdminClient, topics: Sequence[str]) -> set[str]:
+    """Return which topics keep the newest record of a key only."""
+    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+    compacted = set()
+    for resource, answer in admin.describe_configs(resources, request_timeout=BROKER_TIMEOUT_SECONDS).items():
+        with suppress(KafkaException, KeyError):  # who may read a topic need not see how it is set
+            if "compact" in answer.result(BROKER_TIMEOUT_SECONDS)["cleanup.policy"].value:
+                compacted.add(resource.name)
+    return compacted
 
 
-def _sample_topic(consumer: Consumer, topic: str, partitions: Sequence[int], compacted: set[str]) -> Sample:
+def _sample_topic(consumer: Consumer, topic: str, partitions: Sequence[int], *, compacted: bool) -> Sample:
     quota = max(1, MOST_RECORDS // (2 * len(partitions)))
-    records: list[Record] = []
+    firsts: dict[int, tuple[int, int]] = {}
+    lasts: dict[int, tuple[int, int]] = {}
     total = 0
-    for number in partitions:
-        begin, end = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=BROKER_TIMEOUT_SECONDS)
+    for partition in partitions:
+        begin, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=BROKER_TIMEOUT_SECONDS)
         total += end - begin
         middle = min(end, begin + quota)
-        records += _read_span(consumer, TopicPartition(topic, number, begin), middle)
-        records += _read_span(consumer, TopicPartition(topic, number, max(middle, end - quota)), end)
-    return Sample(topic, tuple(records), total, topic in compacted)
+        firsts[partition] = (begin, middle)
+        lasts[partition] = (max(middle, end - quota), end)
+    records = (*_read_spans(consumer, topic, firsts), *_read_spans(consumer, topic, lasts))
+    return Sample(topic, records, total, compacted)
 
 
-def _read_span(consumer: Consumer, partition: TopicPartition, end: int) -> Iterator[Record]:
-    """Yield the records of a partition from its offset on, those before the offset `end`."""
-    consumer.assign([partition])
-    position = partition.offset
+def _read_spans(consumer: Consumer, topic: str, spans: dict[int, tuple[int, int]]) -> Iterator[Sampled]:
+    """Yield the records of a span of offsets, `[begin, end)`, of each partition."""
+    open_partitions = {partition for partition, (begin, end) in spans.items() if begin < end}
+    consumer.assign([TopicPartition(topic, partition, spans[partition][0]) for partition in open_partitions])
     until = time.monotonic() + READ_SECONDS
     size = 0
-    while position < end and time.monotonic() < until and size < MOST_BYTES:
-        for message in consumer.consume(end - position, timeout=0.2):
+    while open_partitions and time.monotonic() < until and size < MOST_BYTES / 2:
+        for message in consumer.consume(1000, timeout=0.2):
+            partition, offset = message.partition() or 0, message.offset() or 0
             error = message.error()
             if error is not None and error.code() != KafkaError._PARTITION_EOF:
                 raise KafkaException(error)
-            # The end of a partition has an offset also: the last records may have been compacted away.
-            position = (message.offset() or 0) + 1
-            if error is None and position <= end:
+            _, end = spans[partition]
+            if error is not None or offset >= end - 1:
+                open_partitions.discard(partition)
+            if error is None and offset < end:
                 size += len(message.value() or b"")
-                yield message.key(), message.value()
+                yield Sampled(message.value(), message.key())
+    consumer.unassign()
 
 
 def sample_lines(files: Sequence[Path]) -> Sample:
@@ -139,12 +155,12 @@ def sample_lines(files: Sequence[Path]) -> Sample:
     return Sample(join_names([file.name for file in files]), tuple(lines))
 
 
-def _read_lines(files: Iterable[Path]) -> Iterator[Record]:
+def _read_lines(files: Iterable[Path]) -> Iterator[Sampled]:
     for file in files:
         with file.open("rb") as lines:
             for line in lines:
                 if line.strip():
-                    yield None, line.rstrip(b"\r\n")
+                    yield Sampled(line.rstrip(b"\r\n"))
 
 
 def find_files(source: FilesSource) -> list[Path]:

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.cli.masking import Mask
-from router.errors import StartError
+from router.cli.masking import Mask, UnmaskableError
 
 MASK = Mask()
 WIDTHS = (2**31, 2**63)
@@ -152,10 +151,9 @@ def test_names_of_fields_stay_and_keys_of_maps_do_not() -> None:
         "scores": {"ann": 12, "bob": 13},
         "by_id": {"g-2": 1},
         "@time": "x",
-        "list": [{"the kind": "a1b2"}],
+        "list": [{"kind": "a1b2"}],
     }
-    words = [*value, "the kind", "poker", "a1b2"]
-    mask = Mask(words=frozenset(words), knows_names=True)
+    mask = Mask(maps=frozenset({("scores",)}), kept=frozenset({("list", "kind")}), words=frozenset({"poker"}))
 
     masked = mask.mask_value(value)
 
@@ -166,10 +164,7 @@ def test_names_of_fields_stay_and_keys_of_maps_do_not() -> None:
     assert not set(masked["scores"]) & {"ann", "bob"}
     assert len(masked["scores"]) == 2
     assert "g-2" not in masked["by_id"]
-    assert masked["scores"] != mask.mask_value({"scores": {"eve": 12, "bob": 13}})["scores"]
-    guessed = Mask().mask_value(value)
-    assert list(guessed["scores"]) == ["ann", "bob"]
-    assert "g-2" not in guessed["by_id"]
+    assert masked["scores"] != mask.mask_value({"scores": {"eve": 12, "bob": 13}})["scores"]  # type: ignore[index]
 
 
 def test_short_keys_of_a_map_stay_apart() -> None:
@@ -184,7 +179,7 @@ def test_short_keys_of_a_map_stay_apart() -> None:
 @pytest.mark.parametrize("record", [b"\xff\xfe", b"\0\0\0\0\1\x0aalice", b"\x0aalice\x02\x04", b"a\0b"])
 def test_bytes_of_an_unknown_meaning_are_refused(record: bytes) -> None:
     """Without it Avro or Protobuf would stand in a test as it is."""
-    with pytest.raises(StartError):
+    with pytest.raises(UnmaskableError):
         MASK.mask_record(record)
 
 

@@ -16,10 +16,9 @@ from router.config.loader import load_config
 from router.engine.preflight.route_tests import load_tests
 from router.registry import load_registry
 from router_init import samples
-from router_init.documents import Plan
+from router_init.documents import Plan, plan_tables
 from router_init.formats import Event, Found
-from router_init.samples import Sample
-from router_init.tables import plan_tables
+from router_init.samples import Sample, Sampled
 from tests.init.topics import SECRETS, draw_topic
 
 if TYPE_CHECKING:
@@ -74,12 +73,6 @@ def test_a_topic_of_kinds_has_a_table_for_each(kinds: int) -> None:
     assert payload.startswith("struct<only_")
     assert payload.count("only_") == sink["at_most"] / 10
     assert columns == {name: kind for name, kind in sorted(topic.columns.items()) if name != "payload"}
-
-
-def test_a_field_of_any_name_says_the_kind() -> None:
-    """Without it only fields that are called `type` and alike make tables."""
-    write_lines([value.replace(b'"kind"', b'"what"') for value in draw_topic(300, 4000, seed=5).values])
-    assert written()["routes"][0]["sinks"][0]["tables"]["table"] == "silver.{event.what}"
 
 
 def test_no_value_of_a_record_stands_in_a_file() -> None:
@@ -182,8 +175,8 @@ def test_names_that_are_data_inside_of_such_names_make_no_columns() -> None:
 
 
 def test_a_topic_of_names_that_are_data_leaves_others_their_format() -> None:
-    data = [Event({f"ann-{number}": 1, f"tok{number}": 2}) for number in range(300)]
-    row = Event({"n": 1}, schema_id=7)
+    data = [Event(Sampled(b""), {f"ann-{number}": 1, f"tok{number}": 2}) for number in range(300)]
+    row = Event(Sampled(b""), {"n": 1}, 7)
     found = [Found(Sample("a", ()), "json", "", tuple(data)), Found(Sample("b", ()), "avro", "", (row,))]
     plan = Plan("shop", {}, plan_tables("shop", found))
     assert [table.found.decoder for table in plan.tables] == ["none", "avro"]
