@@ -304,8 +304,9 @@ def session_builder(
         builder = builder.master(master)
         builder = builder.config("spark.default.parallelism", cores)
         builder = builder.config("spark.sql.shuffle.partitions", cores).config("spark.ui.enabled", "false")
+        is_local = settings.get("spark.master", master).startswith("local")
         # It joins partitions that are too many, which these are not, and plans every small job of a batch again.
-        builder = builder.config("spark.sql.adaptive.enabled", "false")
+        builder = builder.config("spark.sql.adaptive.enabled", str(not is_local).lower())
         builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
         builder = builder.config("spark.driver.defaultJavaOptions", java_options(settings))
         builder = builder.config("spark.python.daemon.module", "router.engine.land.worker_daemon")
@@ -314,7 +315,7 @@ def session_builder(
         jars = resolved_jars(connectors, settings)
         # With everything in one process the class path is enough for jars: Spark would copy them at every start, and no
         # archive holds their classes.
-        if settings.get("spark.master", master).startswith("local") and CLASS_PATH not in settings:
+        if is_local and CLASS_PATH not in settings:
             builder = builder.config(CLASS_PATH, os.pathsep.join(jars))
         else:
             builder = builder.config("spark.jars", ",".join(jars))
