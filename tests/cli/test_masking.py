@@ -111,6 +111,34 @@ def test_what_a_text_parses_as_is_kept(text: str, parse: Any) -> None:
     assert [c for c in masked if c in "@.+-:/="] == [c for c in text if c in "@.+-:/="]
 
 
+@pytest.mark.parametrize(
+    ("text", "how"),
+    [
+        ("2026-01-31T21:14:02+05:30", slice(-6, None)),
+        ("21:14:02Z", slice(-1, None)),
+        ("f81d4fae-7dec-11d0-a765-00a0c91e6bf6", slice(14, 15)),
+        ("f81d4fae-7dec-11d0-a765-00a0c91e6bf6", slice(19, 20)),
+    ],
+)
+def test_what_says_how_a_value_is_read_stays(text: str, how: slice) -> None:
+    """Without it a masked time has the clock of another place, and a masked UUID a variant that there is none of."""
+    assert str(MASK.mask_value(text))[how] == text[how]
+
+
+def test_zeros_inside_of_a_number_are_masked() -> None:
+    """Without it most digits of a card, or of an account, stand in a test."""
+    numbers = range(1_000_000_007, 1_000_001_007)
+    masked = [str(MASK.mask_value(number)) for number in numbers]
+    assert sum(text[1:-1] == "0" * 8 for text in masked) < 10
+
+
+def test_digits_of_another_script_stay_in_it() -> None:
+    """Without it a masked text is a number, which the text is not."""
+    masked = str(MASK.mask_value("\u0663\u0664\u0665"))
+    assert masked.isdecimal()
+    assert not masked.isascii()
+
+
 @pytest.mark.parametrize("text", ["2026-02-30", "2026-13-01", "25:00", "1x5", "256.1.1.1", "12ab"])
 def test_a_text_that_does_not_parse_does_not_parse_masked(text: str) -> None:
     """Without it the masked record is no dead letter."""
