@@ -129,7 +129,7 @@ def test_zeros_inside_of_a_number_are_masked() -> None:
     """Without it most digits of a card, or of an account, stand in a test."""
     numbers = range(1_000_000_007, 1_000_001_007)
     masked = [str(MASK.mask_value(number)) for number in numbers]
-    assert sum(text[1:-1] == "0" * 8 for text in masked) < 10
+    assert sum(text[1:6] == "00000" for text in masked) < 10
 
 
 def test_digits_of_another_script_stay_in_it() -> None:
