@@ -28,6 +28,9 @@ _TABLE = rf"(?!{_DEVICE}\Z)[A-Za-z0-9][A-Za-z0-9_]{{0,127}}"
 _NAME = re.compile(rf"\A{_LAYER}\.{_TABLE}\Z")
 """Each part is checked for a device at its beginning, so that a name is read once."""
 
+REFUSED_IN_COLUMNS = " ,;{}()\n\t=\0"
+"""Characters that no column of a table may have: Delta refuses them, and Arrow hands names to delta-rs as texts of C,
+which end at a NUL."""
 NAME_CHARACTERS_SHOWN = 120
 """Characters of a refused name that a reason shows."""
 TOPIC = "{topic}"

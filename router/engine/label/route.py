@@ -51,6 +51,7 @@ from router.errors import StartError, first_line
 from router.record import RECORD
 from router.registry import call_part, parts_in
 from router.spark_internals import analysed_plan, arrow_type
+from router.table_names import REFUSED_IN_COLUMNS
 from router.templates import template_fields
 
 if TYPE_CHECKING:
@@ -666,8 +667,7 @@ def _types_delta_lacks(kind: DataType, column: str = "") -> Iterator[str]:
 def _name_faults(struct: StructType) -> Iterator[str]:
     folded: dict[str, str] = {}
     for name in struct.fieldNames():
-        # Arrow hands names to delta-rs as texts of C, which end at a NUL.
-        if any(character in " ,;{}()\n\t=\0" for character in name) or not name:
+        if any(character in REFUSED_IN_COLUMNS for character in name) or not name:
             yield f"column {name!r}: Delta refuses spaces and ,;{{}}()= in names; rename it in `select`"
         if name in folded.values():
             yield f"two columns are called {name}; rename one in `select`"

@@ -233,6 +233,7 @@ def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterato
     named = loaded.config.without_former_names()
     routes = tuple(_with_rows(route, tests.lookups) for route in named.routes)
     for case in tests.tests:
+        letters: list[dict[str, Any]] = []
         with TemporaryDirectory() as place:
             changes = {
                 "lake": f"{place}/lake",
@@ -247,11 +248,11 @@ def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterato
                 faults = tuple(
                     _find_differences(loaded.config.model_copy(update=changes), case, records, spark, folder)
                 )
+                letters = _read_rows(Lake.at(f"{place}/lake"), loaded.config.dead_letters)
             except (_UnwritableError, ViewError) as error:
                 faults = (str(error),)
             except RouterError as error:
                 faults = (f"the batch stopped: {error}",)
-            letters = _read_rows(Lake.at(f"{place}/lake"), loaded.config.dead_letters)
         dead_letters = tuple(tuple(row[name] for name in LETTER_COLUMNS) for row in letters)
         yield CaseResult(case.name, faults, dead_letters)
 

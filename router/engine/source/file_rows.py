@@ -612,10 +612,14 @@ def list_files(reader: DataFrameReader | DataStreamReader, files: FilesSource) -
     return listed.select(F.col("_metadata.file_path"), "path", F.unix_micros("modificationTime"))
 
 
-def listed_files(frame: DataFrame, *, of_batch: bool = False) -> list[ListedFile]:
-    """Return the files of a frame of `list_files`, or of a batch of its stream, each once. Runs a job if it has to."""
-    rows = (files_of_batch(frame) if of_batch else []) or frame.collect()
-    return sorted({ListedFile(*row) for row in rows})  # Spark may give one twice, see _groups
+def listed_files(frame: DataFrame) -> list[ListedFile]:
+    """Return the files of a frame of `list_files`, each once. Runs a job."""
+    return sorted({ListedFile(*row) for row in frame.collect()})  # Spark may give one twice, see _groups
+
+
+def files_to_read(batch: DataFrame) -> list[ListedFile]:
+    """Return the files of a batch of a stream of `list_files`, each once."""
+    return sorted({ListedFile(*file) for file in files_of_batch(batch)}) or listed_files(batch)
 
 
 def _listing_options(files: FilesSource) -> dict[str, str]:

@@ -36,6 +36,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from router.api.columns import JSON_TIME_OPTIONS
+from router.table_names import REFUSED_IN_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,8 +48,8 @@ FRACTIONS = (T.FloatType, T.DoubleType)
 TIME_TYPES = (T.DateType, T.TimestampType, T.TimestampNTZType)
 NESTED = (T.StructType, T.ArrayType, T.MapType)
 
-_REFUSED = re.compile(r"[ ,;{}()\n\t=.`\0]+|^$")
-"""What Delta or Arrow allows in no name of a column, or expressions would have to quote."""
+_REFUSED = re.compile(f"[{re.escape(REFUSED_IN_COLUMNS)}.`]+|^$")
+"""What no name of a column may have, or expressions would have to quote; and a name of nothing."""
 _BLANKS_PATTERN = r"[ \t\r\n]*"
 EXPONENT = r"(?:[eE][-+]?[0-9]{1,9})?"
 _DAY = r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}"

@@ -18,7 +18,7 @@ from pyspark.sql.types import DataType, StructType
 from router import spark_internals
 from router.delta.history import log_commits, log_versions
 from router.delta.lake import Lake
-from router.engine.source.file_rows import FileLines, FileRows, has_pattern, list_files, listed_files
+from router.engine.source.file_rows import FileLines, FileRows, files_to_read, has_pattern, list_files, listed_files
 from router.engine.source.position import BLOCK, CHANGE, FILE, MODIFIED, PLACE_COLUMNS, VERSION
 from router.engine.source.unreadable_files import records_of_unreadable, unreadable_files
 from router.errors import StartError
@@ -164,7 +164,7 @@ def read_batch(frame: DataFrame, config: Config, memory: Memory, batch: int, num
         return numbers.number_records(frame, batch, versions) if FILE in frame.columns else frame
     spark = frame.sparkSession
     content = _make_file_reader(spark, config, files, memory)
-    listed = listed_files(frame, of_batch=True)
+    listed = files_to_read(frame)
     try:
         return numbers.number_records(records_of_files(content, listed), batch)
     except Exception:

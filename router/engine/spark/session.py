@@ -305,8 +305,9 @@ def session_builder(
         builder = builder.config("spark.default.parallelism", cores)
         builder = builder.config("spark.sql.shuffle.partitions", cores).config("spark.ui.enabled", "false")
         is_local = settings.get("spark.master", master).startswith("local")
-        # It joins partitions that are too many, which these are not, and plans every small job of a batch again.
-        builder = builder.config("spark.sql.adaptive.enabled", str(not is_local).lower())
+        if is_local:
+            # It joins partitions that are too many, which these are not, and plans every small job of a batch again.
+            builder = builder.config("spark.sql.adaptive.enabled", "false")
         builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
         builder = builder.config("spark.driver.defaultJavaOptions", java_options(settings))
         builder = builder.config("spark.python.daemon.module", "router.engine.land.worker_daemon")
