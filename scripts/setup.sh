@@ -156,7 +156,9 @@ install_by_uv() {
     # uv does not read pip's settings: an index of one's own is handed over.
     index=${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-$($pip config get global.index-url 2>/dev/null || true)}}
     UV_DEFAULT_INDEX=${index:-https://pypi.org/simple} .venv/bin/uv pip install --python .venv/bin/python \
-        --no-progress -c constraints.txt -e ".[$extras]" >>.venv/uv.log 2>&1
+        --no-progress -c constraints.txt -e ".[$extras]" >>.venv/uv.log 2>&1 || return 1
+    # Where an index forbids keeping its answers, each set-up else leaves 1.5 GB of Spark behind that nothing uses again.
+    .venv/bin/uv cache prune --quiet >>.venv/uv.log 2>&1 || true
 }
 
 install_by_pip() { # refuses an editable package together with hashes, so they are left out
