@@ -21,7 +21,7 @@ from router.engine.checkpoint_store import Manifest
 from router.engine.land.record_ages import TableAges
 from router.engine.status import board as board_module
 from router.engine.status.board import StatusBoard
-from router.engine.status.snapshot import QuarantineStatus, Warned
+from router.engine.status.snapshot import DeadLetterStatus, QuarantineStatus, Warned
 from router.engine.views.note import Note, ViewTarget
 from router.registry import load_registry
 
@@ -149,12 +149,13 @@ def told_board(tables: Sequence[str], *, has_trouble: bool) -> StatusBoard:
             finish_batch(board, batch, of_batch, blocked)
     ends = {("game-events", number): 9_000 * batches + 200 * number for number in range(PARTITIONS)}
     board.source_is_at({}, ends)
-    causes = {
-        ("decode", "", "", "no JSON: unexpected end of data"): 311,
-        ("decode", "", "", "field `amount`: a number, got a text"): 128,
-        ("expect", "games", "tables", "has_gamer"): 64,
-    }
-    board.dead_letters_are(causes)
+    board.add_dead_letters(
+        [
+            DeadLetterStatus("decode", "", "", "no JSON: unexpected end of data", 311, now),
+            DeadLetterStatus("decode", "", "", "field `amount`: a number, got a text", 128, now),
+            DeadLetterStatus("expect", "games", "tables", "has_gamer", 64, now),
+        ]
+    )
     limit_used = None if has_trouble else 0.62
     for minute in (0, 1):
         answers = {"ok": 2_900 + 140 * minute, "throttled": 3 * minute, "failed": 0, "timed out": 0}

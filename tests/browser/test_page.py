@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from router.config.models import Metrics, Ui
 from router.engine.status.board import StatusBoard
 from router.engine.status.server import StatusServer
-from router.engine.status.snapshot import DeadLetterSample, Warned
+from router.engine.status.snapshot import DeadLetterSample, DeadLetterStatus, Warned
 from tests.browser.page_reader import text_of, wait
 from tests.browser.stream import BLOCKED, finish_batch, graph, table_names, told_board
 from tests.engine.status.boards import batch_report, landed_manifest
@@ -201,8 +201,10 @@ def test_hostile_names_are_text(browser: Chrome, show: Callable[..., str]) -> No
     )
     board.note_report(batch_report(0))
     samples = (DeadLetterSample(HOSTILE[0], 0, 7, HOSTILE[1]),)
-    causes = [("decode", name, name, name) for name in HOSTILE]
-    board.dead_letters_are(dict.fromkeys(causes, 1), dict.fromkeys(causes[:1], samples))
+    board.add_dead_letters(
+        DeadLetterStatus("decode", name, name, name, 1, time.time(), samples if name == HOSTILE[0] else ())
+        for name in HOSTILE
+    )
     board._warnings.extend(Warned(time.time(), "warning", name) for name in HOSTILE)
     address = show(board, width=320, height=640)
     shown = text_of(browser, "main")

@@ -153,7 +153,7 @@ def test_options_choose_as_those_of_replay_do(run: Run, write: Any, options: Any
 
 def test_reasons_made_of_data_are_counted_together(run: Run, write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reason with a value in it is another one in every record: it must not fill screen and memory."""
-    monkeypatch.setattr(dead_letters, "_REASONS", 3)
+    monkeypatch.setattr(dead_letters, "REASONS", 3)
     monkeypatch.setattr(dead_letters, "CANDIDATES", 20)
     monkeypatch.setattr(dead_letters, "_ROWS_AT_ONCE", 16)
     for start in (0, 100, 200):

@@ -27,7 +27,7 @@ from router.engine.checkpoint_store import CheckpointStore
 from router.engine.quarantine.table import PendingRelease, Place, write_pending
 from router.engine.start.run_lock import hold_run_lock
 from router.engine.status.board import StatusBoard
-from router.engine.status.snapshot import QuarantineStatus
+from router.engine.status.snapshot import DeadLetterStatus, QuarantineStatus
 from router.engine.views.note import Note, ViewTarget, view_note_path
 from router.errors import StartError
 from router.registry import load_registry
@@ -99,7 +99,7 @@ def test_what_somebody_should_look_at_is_the_exit_code_1(run_status: RunStatus, 
     served_board.quarantine_is([QuarantineStatus("silver.uno", "games", "delta", "table", 12, "its log is damaged")])
     served_board.api_is("games/rest", ApiState(circuit_open=True))
     served_board.note_waiting_rows("games/rest", [(time.time() - 7200, 30)])
-    served_board.dead_letters_are({("schema", "games", "", "amount"): 3})
+    served_board.add_dead_letters([DeadLetterStatus("schema", "games", "", "amount", 3, time.time())])
     done = run_status("--json")
     assert done.exit_code == 1
     document = json.loads(done.output)

@@ -38,7 +38,7 @@ from router.engine.status import summary
 from router.engine.status.board import StatusBoard
 from router.engine.status.events import status_text
 from router.engine.status.server import StatusServer
-from router.engine.status.snapshot import SinkStatus
+from router.engine.status.snapshot import DeadLetterStatus, SinkStatus
 from router.registry import load_registry
 from tests.browser.stream import finish_batch, table_names, told_board
 from tests.cli.stream_status import TEXT, read_counts, write_ledger
@@ -328,7 +328,7 @@ def test_a_terminal_obeys_no_name() -> None:
     board = StatusBoard("games")
     board.enter_state("waiting", HOSTILE)
     board.carried_out(landed_manifest(0, HOSTILE), {}, {f"r/s/{HOSTILE}": HOSTILE})
-    board.dead_letters_are({("decode", HOSTILE, HOSTILE, HOSTILE): 1})
+    board.add_dead_letters([DeadLetterStatus("decode", HOSTILE, HOSTILE, HOSTILE, 1, time.time())])
     board.view_failed(HOSTILE, HOSTILE)
     stream = watched(
         states(state_row(HOSTILE, state=HOSTILE, why=HOSTILE)),

@@ -1,7 +1,7 @@
 """Count dead letters by stage, route, sink and reason: `router dead-letters`. Without Spark.
 
 The files of the table are read part by part, and only the columns that are needed. Reasons that contain data differ
-from record to record: the most frequent `_REASONS` have groups of their own, and the dead letters with all other
+from record to record: the most frequent `REASONS` have groups of their own, and the dead letters with all other
 reasons are one group for each stage, route and sink.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from router.config.models import Config
 
 _GROUP_COLUMNS = ["stage", "route", "sink", "reason"]
-_REASONS = 300
-"""Reasons that are listed; dead letters with others are counted together."""
+REASONS = 300
+"""Reasons that are listed; dead letters with others are counted together, by stage, route and sink."""
 SINGLE_REASONS = 10
 """Reasons that are listed if there are too many and each has one dead letter: examples of the others."""
 CANDIDATES = 5_000
@@ -119,10 +120,12 @@ def groups_in(
     samples: int = 0,
     whole: int | None = None,
     value_bytes: int | None = VALUE_BYTES,
+    sampled_rows: int | None = None,
 ) -> list[DeadLetterGroup]:
-    """Return the groups of dead letters in a table, or in staged files: see `dead_letter_groups`.
+    """Return the groups of dead letters in a table, or in files: see `dead_letter_groups`.
 
-    Values of samples are cut to `value_bytes`; None: they are whole.
+    Values of samples are cut to `value_bytes`; None: they are whole. With `sampled_rows` only so many of the first
+    dead letters are looked at for samples.
     """
     counted, reasons = _count_groups(letters, selection)
     rows = as_rows(counted)
@@ -131,7 +134,7 @@ def groups_in(
     if whole is not None:
         _add_samples(groups[whole : whole + 1], letters, selection, reasons, 1, whole=True, value_bytes=None)
     elif samples:
-        _add_samples(groups, letters, selection, reasons, samples, value_bytes=value_bytes)
+        _add_samples(groups, letters, selection, reasons, samples, value_bytes=value_bytes, sampled_rows=sampled_rows)
     return groups
 
 
@@ -149,13 +152,13 @@ def _count_groups(letters: ds.Dataset, selection: DeadLetterSelection) -> tuple[
             # A reason that is frequent is so in most parts: it is never among the rarest.
             candidates = _most_frequent(candidates)
             left_out = True
-    if not left_out and len(candidates) <= _REASONS:
+    if not left_out and len(candidates) <= REASONS:
         return candidates, None
 
     frequent = candidates.group_by("reason").aggregate([("count", "sum")])
     frequent = frequent.sort_by([("count_sum", "descending"), ("reason", "ascending")])
     repeated = pc.sum(pc.greater(frequent["count_sum"], 1)).as_py() or 0
-    reasons = frequent["reason"].slice(0, min(_REASONS, max(repeated, SINGLE_REASONS))).combine_chunks()
+    reasons = frequent["reason"].slice(0, min(REASONS, max(repeated, SINGLE_REASONS))).combine_chunks()
     if not left_out:
         return _merge_rows(_without_rare_reasons(candidates, reasons)), reasons
 
@@ -233,11 +236,13 @@ def _add_samples(
     *,
     whole: bool = False,
     value_bytes: int | None,
+    sampled_rows: int | None = None,
 ) -> None:
     """Add the newest records of each group, at most so many."""
     by_group = {(group.stage, group.route, group.sink, group.reason): group.samples for group in groups}
     columns = _WHOLE_RECORD if whole else _SAMPLE_COLUMNS
-    for part in _read_parts(letters, selection, [*_GROUP_COLUMNS, *columns], SAMPLED_ROWS_AT_ONCE):
+    parts = _read_parts(letters, selection, [*_GROUP_COLUMNS, *columns], sampled_rows or SAMPLED_ROWS_AT_ONCE)
+    for part in islice(parts, 1) if sampled_rows else parts:
         with_reason = part.append_column("letter_reason", part["reason"]) if whole else part
         rows = _newest_of_groups(_without_rare_reasons(with_reason, reasons), most)
         if value_bytes is not None:

@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from router.counts import outcome_names
+from router.engine.audit.dead_letters import REASONS
 from router.engine.land.record_ages import TableAges
 from router.engine.status.expectations import with_batch, with_view, without_counts
 from router.engine.status.snapshot import (
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from router.delta.commit import TableCommit
     from router.engine.checkpoint_store import Manifest
     from router.engine.commit.committers import Committer
-    from router.engine.status.snapshot import DeadLetterSample, ExpectationStatus, State
+    from router.engine.status.snapshot import ExpectationStatus, State
     from router.engine.views.note import Note
 
 _ANSWER_WINDOW_SECONDS = 60.0
@@ -54,10 +55,6 @@ WARNINGS = 100
 """Warnings that are kept."""
 STEP_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """The upper bounds of the histogram of a step's seconds; the last bucket has no bound."""
-_REASONS = 300
-"""Reasons of dead letters that are kept apart; those with other reasons are counted by stage, route and sink."""
-Cause = tuple[str, str, str, str | None]
-"""Stage, route, sink and reason of dead letters; without a reason those with all other ones."""
 FIELDS = 50
 """Fields that a schema lacks, of which a snapshot has the most frequent ones."""
 UNREAD = 1_000
@@ -108,7 +105,8 @@ class StatusBoard(logging.Handler):
         """For each sink the answers of its API until some moments of the last minute."""
         self._counted: dict[str, int | None] = {}
         """For each sink how many rows it had delivered when its last batch ended; None until that is asked."""
-        self._dead_letters: dict[Cause, DeadLetterStatus] = {}
+        self._dead_letters: dict[tuple[str, str, str, str | None], DeadLetterStatus] = {}
+        """By stage, route, sink and reason; without a reason those with all other ones."""
         self._dead_letter_table = ""
         self._quarantined: tuple[QuarantineStatus, ...] = ()
         self._views: dict[str, ViewStatus] = {}
@@ -366,7 +364,9 @@ class StatusBoard(logging.Handler):
             rows = (letters.rows or 0) + counts.dead
             self._tables[letters.table] = replace(letters, rows=rows, target="/dead_letters", committed=time.time())
         if counts.dead:
-            self._add_dead_letters(Stage.APPLY, before.route, before.sink, None, counts.dead)
+            self._add_dead_letter(
+                DeadLetterStatus(Stage.APPLY, before.route, before.sink, None, counts.dead, time.time())
+            )
 
     def _take_sent(self, queue: deque[list[float]], rows: int) -> None:
         """Take the oldest rows out of a queue: a sink sends them in about the order in which they came."""
@@ -384,7 +384,7 @@ class StatusBoard(logging.Handler):
             if self._is_read and len(self._unread) < UNREAD:
                 self._unread.append(CommittedFiles(paths, work.rows, now))
             elif self._is_read:
-                self._add_dead_letters("unknown", "", "", None, work.rows)
+                self._add_dead_letter(DeadLetterStatus("unknown", "", "", None, work.rows, now))
 
     def _add_ages(self, manifest: Manifest, committed: float) -> None:
         """Add how old the records of a batch were when they were in their tables."""
@@ -412,41 +412,27 @@ class StatusBoard(logging.Handler):
         with self._guard:
             return self._unread.popleft() if self._unread else None
 
-    def dead_letters_are(
-        self,
-        counts: Mapping[Cause, int],
-        samples: Mapping[Cause, tuple[DeadLetterSample, ...]] | None = None,
-        last: Mapping[Cause, float] | None = None,
-    ) -> None:
-        """Add dead letters by stage, route, sink and reason, with some of the records and the time of the newest."""
-        samples = samples or {}
-        last = last or {}
+    def add_dead_letters(self, letters: Iterable[DeadLetterStatus]) -> None:
+        """Add dead letters to those of before."""
         with self._guard:
-            self._read["dead_letters"] = time.time()
-            for cause, count in counts.items():
-                self._add_dead_letters(*cause, count, samples.get(cause, ()), last.get(cause))
+            for added in letters:
+                self._add_dead_letter(added)
 
-    def _add_dead_letters(
-        self,
-        stage: str,
-        route: str,
-        sink: str,
-        reason: str | None,
-        count: int,
-        samples: tuple[DeadLetterSample, ...] = (),
-        last: float | None = None,
-    ) -> None:
-        key = (stage, route, sink, None if reason is None else to_printable(reason))
-        if key not in self._dead_letters and len(self._dead_letters) >= _REASONS:
-            key = (stage, route, sink, None)
+    def _add_dead_letter(self, added: DeadLetterStatus) -> None:
+        key = (added.stage, added.route, added.sink, added.reason)
+        if key not in self._dead_letters and len(self._dead_letters) >= REASONS:
+            added = replace(added, reason=None)
+            key = (added.stage, added.route, added.sink, None)
         before = self._dead_letters.get(key)
-        total = count + (before.count if before else 0)
-        earlier = before.samples if before else ()
-        # Without a time of the record it is that of now; an older record of a backlog does not set it back.
-        newest = max(time.time() if last is None else last, before.last if before else 0.0)
-        self._dead_letters[key] = DeadLetterStatus(
-            *key, count=total, last=newest, samples=(*samples, *earlier)[:SAMPLES]
-        )
+        if before is not None:
+            # An older record of a backlog does not set the time back.
+            added = replace(
+                added,
+                count=before.count + added.count,
+                last=max(before.last, added.last),
+                samples=(*added.samples, *before.samples)[:SAMPLES],
+            )
+        self._dead_letters[key] = added
 
     def quarantine_is(self, quarantined: Iterable[QuarantineStatus]) -> None:
         """Note all rows that are quarantined now."""

@@ -10,24 +10,25 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 
 from router.api.sinks import TableSink
 from router.delta.dataset import dataset_of
 from router.delta.table_cache import TableCache
+from router.engine.audit.dead_letters import DeadLetterSelection, groups_in
 from router.engine.checkpoint_store import lake_and_checkpoint
-from router.engine.label.layout import quarantine_of
+from router.engine.label.layout import DEAD_SCHEMA, quarantine_of
 from router.engine.quarantine.table import WAITS_FOR, quarantined_in
 from router.engine.start.spark_checkpoint import processed_offsets
 from router.engine.status.background import BackgroundThread
-from router.engine.status.snapshot import SAMPLES, DeadLetterSample, QuarantineStatus
+from router.engine.status.snapshot import SAMPLED_BYTES, SAMPLES, DeadLetterSample, DeadLetterStatus, QuarantineStatus
 from router.engine.status.view_notes import noted_views
-from router.errors import RouterError, TableError
+from router.errors import RouterError, TableError, to_printable
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
 
     from router.config.models import Config
     from router.delta.lake import Lake
+    from router.engine.audit.dead_letters import DeadLetterGroup
     from router.engine.quarantine.table import Quarantined
-    from router.engine.status.board import Cause, CommittedFiles, StatusBoard
+    from router.engine.status.board import CommittedFiles, StatusBoard
 
 log = logging.getLogger("router")
 _SHORTEST_PAUSE = 1.0
@@ -47,8 +49,6 @@ QUARANTINE_SECONDS = 10.0
 """Seconds between two looks for new versions of quarantines, which are two requests each."""
 _VIEW_SECONDS = 30.0
 """Seconds between two looks for refreshes by others, such as `router views FILE --refresh`; each view is a request."""
-CAUSE = ["stage", "route", "sink", "reason"]
-_SAMPLE_COLUMNS = ["topic", "partition", "offset", "value"]
 SAMPLED_ROWS = 200
 """Dead letters of a file that are looked at for samples: a value may have a megabyte."""
 
@@ -103,15 +103,10 @@ class StatusFileReader(BackgroundThread):
             self.board.views_are_noted(noted_views(self.config))
 
     def _read_dead_letters(self, lake: Lake) -> None:
-        counts: Counter[Cause] = Counter()
-        last: dict[Cause, float] = {}
-        samples: dict[Cause, tuple[DeadLetterSample, ...]] = {}
         shows_records = self.config.ui is not None and self.config.ui.samples
         while (committed := self.board.unread_dead_letters()) is not None:
-            counts += count_causes(lake, committed, last)
-            if shows_records:
-                samples |= read_samples(lake, committed)
-        self.board.dead_letters_are(counts, samples, last)
+            self.board.add_dead_letters(read_dead_letters(lake, committed, SAMPLES if shows_records else 0))
+        self.board.was_read("dead_letters")
 
     def _read_quarantines(self, lake: Lake) -> None:
         """Read the quarantines that have a new version."""
@@ -157,47 +152,40 @@ def quarantine_status(found: Quarantined) -> QuarantineStatus:
     return QuarantineStatus(place.table, place.route, place.sink, waits_for, found.rows, found.cause, oldest)
 
 
-def count_causes(lake: Lake, committed: CommittedFiles, last: dict[Cause, float]) -> Counter[Cause]:
-    """Count dead letters in files by stage, route, sink and reason; those of files that are gone by none of them.
-
-    The time of the newest record of each is noted in `last`, in seconds since 1970.
-    """
-    counts: Counter[Cause] = Counter()
+def read_dead_letters(lake: Lake, committed: CommittedFiles, samples: int) -> list[DeadLetterStatus]:
+    """Return the dead letters in files by stage, route, sink and reason; those of files that are gone have none."""
+    letters = []
+    unread = committed.rows
     for path in committed.paths:
         try:
-            with lake.files.open_input_file(path) as file:
-                rows = pq.read_table(file, columns=[*CAUSE, "timestamp"], use_threads=False)
+            groups = groups_in(
+                ds.dataset([path], DEAD_SCHEMA, format="parquet", filesystem=lake.files),
+                DeadLetterSelection(replayed=True),
+                samples,
+                value_bytes=SAMPLED_BYTES,
+                sampled_rows=SAMPLED_ROWS,
+            )
         except (OSError, pa.ArrowException):
-            # Maintenance may have joined or removed the file. Its rows are `missing` below.
+            # Maintenance may have joined or removed the file.
             continue
-        grouped = rows.group_by(CAUSE, use_threads=False)
-        for row in grouped.aggregate([([], "count_all"), ("timestamp", "max")]).to_pylist():
-            cause = (row["stage"] or "", row["route"] or "", row["sink"] or "", row["reason"])
-            counts[cause] += row["count_all"]
-            if row["timestamp_max"] is not None:
-                last[cause] = max(row["timestamp_max"].timestamp(), last.get(cause, 0.0))
-    missing = committed.rows - counts.total()
-    if missing > 0:
-        counts["unknown", "", "", None] += missing
-    return counts
+        letters += [dead_letter_status(group, unknown_time=committed.committed) for group in groups]
+        unread -= sum(group.count for group in groups)
+    if unread > 0:
+        letters.append(DeadLetterStatus("unknown", "", "", None, unread, committed.committed))
+    return letters
 
 
-def read_samples(lake: Lake, committed: CommittedFiles) -> dict[Cause, tuple[DeadLetterSample, ...]]:
-    """Return some of the dead letters in files by their cause; of each file only the first rows are looked at."""
-    samples: dict[Cause, tuple[DeadLetterSample, ...]] = {}
-    for path in committed.paths:
-        try:
-            with lake.files.open_input_file(path) as file:
-                parts = pq.ParquetFile(file).iter_batches(
-                    SAMPLED_ROWS, columns=[*CAUSE, *_SAMPLE_COLUMNS], use_threads=False
-                )
-                rows = next(parts, None)
-        except (OSError, pa.ArrowException):
-            continue
-        for row in [] if rows is None else rows.to_pylist():
-            cause = (row["stage"] or "", row["route"] or "", row["sink"] or "", row["reason"])
-            samples[cause] = (DeadLetterSample.from_row(row), *samples.get(cause, ()))[:SAMPLES]
-    return samples
+def dead_letter_status(group: DeadLetterGroup, *, unknown_time: float) -> DeadLetterStatus:
+    """Return the status of a group of dead letters; without a time of a record, or with one of a far year, that."""
+    return DeadLetterStatus(
+        stage=group.stage,
+        route=group.route or "",
+        sink=group.sink or "",
+        reason=None if group.reason is None else to_printable(group.reason),
+        count=group.count,
+        last=group.last.timestamp() if isinstance(group.last, datetime) else unknown_time,
+        samples=tuple(DeadLetterSample.from_row(sample) for sample in group.samples),
+    )
 
 
 def waiting_in_outboxes(ledger: DeltaTable, config: Config, until: float) -> dict[str, list[tuple[float, int]]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import replace
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -27,12 +26,10 @@ from router.engine.start.run_lock import is_run_active
 from router.engine.status.background import BackgroundThread
 from router.engine.status.board import FIELDS, KEPT_BATCHES, installed_version
 from router.engine.status.expectations import expectations_of_lake
-from router.engine.status.file_reader import quarantine_status, waiting_in_outboxes
+from router.engine.status.file_reader import dead_letter_status, quarantine_status, waiting_in_outboxes
 from router.engine.status.snapshot import (
     SAMPLES,
     BatchStatus,
-    DeadLetterSample,
-    DeadLetterStatus,
     SinkStatus,
     StreamSnapshot,
     TableStatus,
@@ -214,23 +211,9 @@ class LakeBoard(BackgroundThread):
         return {"tables": tuple(tables)}
 
     def _read_dead_letters(self) -> dict[str, Any]:
-        letters = []
         shows_records = self.config.ui is not None and self.config.ui.samples
-        for group in dead_letter_groups(self.config, DeadLetterSelection(), SAMPLES if shows_records else 0):
-            reason = None if group.reason is None else to_printable(group.reason)
-            last = group.last.timestamp() if isinstance(group.last, datetime) else 0.0
-            letters.append(
-                DeadLetterStatus(
-                    stage=group.stage or "",
-                    route=group.route or "",
-                    sink=group.sink or "",
-                    reason=reason,
-                    count=group.count,
-                    last=last,
-                    samples=tuple(DeadLetterSample.from_row(sample) for sample in group.samples),
-                )
-            )
-        return {"dead_letters": tuple(letters)}
+        groups = dead_letter_groups(self.config, DeadLetterSelection(), SAMPLES if shows_records else 0)
+        return {"dead_letters": tuple(dead_letter_status(group, unknown_time=0.0) for group in groups)}
 
     def _read_quarantine(self) -> dict[str, Any]:
         return {"quarantined": tuple(quarantine_status(found) for found in list_quarantined(self.config, self._lake))}

@@ -19,6 +19,8 @@ SAMPLES = 2
 """Records of dead letters that are kept for each cause, if any are."""
 VALUE_LETTERS = 300
 """Letters of a record's value that are kept."""
+SAMPLED_BYTES = 4 * VALUE_LETTERS
+"""Bytes that so many letters may have."""
 State = Literal["starting", "running", "waiting", "ended", "failed", "down"]
 """What a stream is doing. `waiting`: it retries until something is available. `down`: it does not run."""
 
@@ -112,7 +114,7 @@ class DeadLetterSample:
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> DeadLetterSample:
         """Return the sample of a row of the dead letters."""
-        value = (row["value"] or b"")[: 4 * VALUE_LETTERS].decode(errors="backslashreplace")
+        value = (row["value"] or b"")[:SAMPLED_BYTES].decode(errors="backslashreplace")
         return cls(row["topic"] or "", row["partition"] or 0, row["offset"] or 0, to_printable(value)[:VALUE_LETTERS])
 
 

@@ -20,7 +20,7 @@ from router.engine.land.record_ages import TableAges
 from router.engine.status.board import StatusBoard
 from router.engine.status.metrics import METRICS, OTHERS, metrics_text
 from router.engine.status.metrics_page import metrics_page
-from router.engine.status.snapshot import QuarantineStatus
+from router.engine.status.snapshot import DeadLetterStatus, QuarantineStatus
 from router.engine.views.note import Note, ViewTarget
 from router.registry import load_registry
 from tests.configurations import write_config
@@ -49,7 +49,12 @@ def full_board(tmp_path: Path) -> StatusBoard:
     made.enter_state("running")
     made.source_is_at({("events", 0): 25}, {("events", 0): 30})
     made.note_report(BatchReport("games", 0, 10, 9, 1, 2, 3, 2, 4, {"land": 1.5}, routes={HOSTILE: {"landed": 6}}))
-    made.dead_letters_are({("schema", HOSTILE, "", "amount"): 3, ("decode", "", "", "no JSON"): 4})
+    made.add_dead_letters(
+        [
+            DeadLetterStatus("schema", HOSTILE, "", "amount", 3, time.time()),
+            DeadLetterStatus("decode", "", "", "no JSON", 4, time.time()),
+        ]
+    )
     waiting = [QuarantineStatus(f"{HOSTILE}{number}", "games", "tables", "table", number) for number in range(1, 5)]
     made.quarantine_is(waiting)
     file = StagedFile("r/s", HOSTILE, "part-0.parquet", 10, 3, ("a",), "{}")

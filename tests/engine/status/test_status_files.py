@@ -30,7 +30,7 @@ from router.engine.status.api_states import ApiStates
 from router.engine.status.board import StatusBoard
 from router.engine.status.file_reader import StatusFileReader
 from router.engine.status.server import StatusServer
-from router.engine.status.snapshot import VALUE_LETTERS
+from router.engine.status.snapshot import VALUE_LETTERS, DeadLetterStatus
 from router.engine.status.source_ends import SourceEnds
 from tests.configurations import write_config
 from tests.engine.status.boards import fetch
@@ -115,6 +115,23 @@ def test_dead_letters_are_counted_by_their_cause(file_board: StatusBoard, reader
     assert file_board.snapshot().read["dead_letters"] == pytest.approx(time.time(), abs=60)
 
 
+def test_a_record_of_a_far_year_is_counted(file_board: StatusBoard, reader: StatusFileReader, lake: Lake) -> None:
+    """Without it a producer that sends microseconds as milliseconds hides all dead letters of its batch."""
+    far = pa.scalar(1_700_000_000_000_000_000, pa.timestamp("us", "UTC"))
+    blank: dict[str, Any] = dict.fromkeys(DEAD_SCHEMA.names)
+    rows = pa.Table.from_pylist([{**blank, "stage": "decode", "reason": "no JSON"}], DEAD_SCHEMA)
+    place = DEAD_SCHEMA.get_field_index("timestamp")
+    rows = rows.set_column(place, DEAD_SCHEMA.field("timestamp"), pa.array([far]).cast(DEAD_SCHEMA.field(place).type))
+    work = staged(lake, "/dead_letters", "ops.dead", DEAD_SCHEMA, [{"stage": "decode", "reason": "no JSON"}])
+    with lake.files.open_output_stream(work.files[0].path) as stream:
+        pq.write_table(rows, stream)
+    file_board.carried_out(manifest(work), {}, {})
+    reader.read_changes()
+    (found,) = file_board.snapshot().dead_letters
+    assert (found.stage, found.count) == ("decode", 1)
+    assert found.last == pytest.approx(time.time(), abs=60), "a time that no clock has is left out"
+
+
 def test_dead_letters_of_sinks_are_rows_of_their_table(file_board: StatusBoard, config: Config, lake: Lake) -> None:
     """Without it one page has two numbers of dead letters, and nobody knows which is right."""
     file_board.note_configuration(config)
@@ -127,8 +144,8 @@ def test_dead_letters_of_sinks_are_rows_of_their_table(file_board: StatusBoard, 
 
 def test_reasons_are_bounded(file_board: StatusBoard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a reason that has data in it fills the driver's memory."""
-    monkeypatch.setattr(board_module, "_REASONS", 2)
-    file_board.dead_letters_are({("decode", "", "", f"reason {number}"): 1 for number in range(5)})
+    monkeypatch.setattr(board_module, "REASONS", 2)
+    file_board.add_dead_letters(DeadLetterStatus("decode", "", "", f"reason {number}", 1, 0.0) for number in range(5))
     found = {one.reason: one.count for one in file_board.snapshot().dead_letters}
     assert found == {"reason 0": 1, "reason 1": 1, None: 3}
 
