@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -24,17 +25,33 @@ BETWEEN = re.compile(r"(?<=<!-- commands -->\n).*?(?=<!-- end -->)", re.DOTALL)
 MESSAGE = re.compile(r"^\| `((?:[^`\\]|\\`)+)` \|", re.MULTILINE)
 
 
-def described(name: str, command: click.Command) -> str:
+def option_records(name: str, command: click.Command) -> list[tuple[str, str]]:
+    """Return the options of a command, each with what it is for."""
+    context = click.Context(command, info_name=f"router {name}")
+    records = []
+    for parameter in command.params:
+        record = parameter.get_help_record(context)
+        if record is not None and not isinstance(parameter, click.Argument):
+            records.append((" ".join(record[0].split()), " ".join(record[1].split())))
+    return records
+
+
+def option_line(record: tuple[str, str]) -> str:
+    """Return the line of an option."""
+    option, text = record
+    return f"- `{option}`: {text}" if text else f"- `{option}`"
+
+
+def described(name: str, command: click.Command, shared: set[tuple[str, str]]) -> str:
     """Return the section of a command: how it is called, what it does in a line, and its options."""
     context = click.Context(command, info_name=f"router {name}")
     usage = " ".join(command.get_usage(context).removeprefix("Usage: ").split())
     lines = [f"### `{usage}`", command.get_short_help_str(limit=400), ""]
-    for parameter in command.params:
-        record = parameter.get_help_record(context)
-        if record is None or isinstance(parameter, click.Argument):
-            continue
-        option, text = (" ".join(part.split()) for part in record)
-        lines.append(f"- `{option}`: {text}" if text else f"- `{option}`")
+    records = option_records(name, command)
+    lines += [option_line(record) for record in records if record not in shared]
+    options = [f"`{option}`" for option, text in records if (option, text) in shared]
+    if options:
+        lines.append(f"- {', '.join(options)}")
     if isinstance(command, click.Group):
         for part in command.list_commands(context):
             below = command.get_command(context, part)
@@ -44,12 +61,20 @@ def described(name: str, command: click.Command) -> str:
 
 
 def all_commands() -> str:
-    """Return the commands in the groups of `router --help`."""
+    """Return the options that three commands or more have, and the commands in the groups of `router --help`."""
     context = click.Context(commands)
     names = [name for group in COMMAND_GROUPS.values() for name in group]
     assert set(names) == COMMANDS.keys()
     found = [(name, commands.get_command(context, name)) for name in names]
-    return "\n".join(described(name, command) for name, command in found if command is not None)
+    counts = Counter(record for name, command in found if command for record in option_records(name, command))
+    shared = {}  # by option: another text of the same option stays with its commands
+    for (option, text), count in counts.most_common():
+        if count >= 3:
+            shared.setdefault(option, (option, text))
+    lines = ["Options of several commands, of which only the names stand below:", ""]
+    lines += [*map(option_line, shared.values()), ""]
+    sections = [described(name, command, set(shared.values())) for name, command in found if command is not None]
+    return "\n".join([*lines, *sections])
 
 
 def test_the_page_has_every_command_and_option() -> None:

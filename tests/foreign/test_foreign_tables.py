@@ -132,7 +132,11 @@ def test_rows_are_merged_or_wait(spark: SparkSession, played: Callable[[bool], Q
 @pytest.mark.slow
 def test_the_page_says_what_becomes_of_each(spark: SparkSession, played: Callable[[bool], Query]) -> None:
     """Without it the page promises what no run has shown. FOREIGN_TABLES=write makes it anew."""
-    lines = [line(played(name in QUICK), name) for name in TABLES]
+    names: dict[str, list[str]] = {}
+    for name in TABLES:
+        described, result = described_table(played(name in QUICK), name)
+        names.setdefault(result, []).append(described)
+    lines = [f"| {'; '.join(described)} | {result} |" for result, described in names.items()]
     text = "\n".join((*HEAD, *lines, ""))
     if os.environ.get("FOREIGN_TABLES") == "write":
         PAGE.write_text(text)
@@ -145,17 +149,18 @@ HEAD = (
     "What `tests/foreign` has found with the versions that this project is tested with: each table gets two batches",
     "by a `tables` sink and by an `upsert`, the second with a new column, and is read back by Delta on Spark and by",
     "delta-rs. Rows that wait are in the quarantine, or in the backlog of the upsert, with the cause, and hold up no",
-    "other table.",
+    "other table. In brackets: the protocol's versions for readers and writers, and its features.",
     "",
-    "| table | protocol | rows are appended by | merged by | delta-rs reads it |",
-    "|---|---|---|---|---|",
+    "| tables | rows are appended by | merged by | delta-rs reads it |",
+    "|---|---|---|---|",
 )
 
 
-def line(query: Query, name: str) -> str:
-    """Return what the page says of a table."""
+def described_table(query: Query, name: str) -> tuple[str, str]:
+    """Return a table's name with its protocol, and the cells that say what becomes of it."""
+    shown = name.replace("_", " ")
     if name in REFUSED:
-        return f"| {name.replace('_', ' ')} | | nobody: they wait | nobody: they wait | no |"
+        return shown, "nobody: they wait | nobody: they wait | no"
     silver, gold = (DeltaTable(query.lake.address(f"{layer}.{name}")) for layer in ("silver", "gold"))
     protocol = silver.protocol()
     features = ", ".join(sorted({*(protocol.writer_features or ()), *(protocol.reader_features or ())}))
@@ -165,4 +170,4 @@ def line(query: Query, name: str) -> str:
     merges = "nobody: changed rows wait" if name == "append_only" else merges
     reads = "yes" if isinstance(by_delta_rs(query.lake.address(f"silver.{name}")), list) else "no"
     about = f"{version}: {features}" if features else version
-    return f"| {name.replace('_', ' ')} | {about} | {appends} | {merges} | {reads} |"
+    return f"{shown} ({about})", f"{appends} | {merges} | {reads}"

@@ -13,15 +13,19 @@ END = "<!-- end -->"
 
 
 def files() -> list[str]:
-    """Return a line for each file and what comes of it, with the steps of which that holds."""
-    same: dict[tuple[str, str, str], list[Fault]] = {}
+    """Return a line for all files of which the same comes after the same steps."""
+    faults_by_file: dict[tuple[str, str, str], list[Fault]] = {}
     for fault in FAULTS:
         becomes = "mends it" if fault.outcome == "goes on" and fault.says else fault.outcome
-        same.setdefault((fault.what, becomes, fault.way), []).append(fault)
-    steps = ("; ".join(dict.fromkeys(STEPS[fault.step] for fault in faults)) for faults in same.values())
-    told = zip(same, steps, strict=True)
-    head = ["| damaged | ended after | the run | what a person does |", "|---|---|---|---|"]
-    return [*head, *(f"| {what} | {at} | {becomes} | {way} |" for (what, becomes, way), at in told)]
+        faults_by_file.setdefault((fault.what, becomes, fault.way), []).append(fault)
+    files_by_result: dict[tuple[str, str, str], list[str]] = {}
+    for (what, becomes, way), faults in faults_by_file.items():
+        steps = "; ".join(dict.fromkeys(STEPS[fault.step] for fault in faults))
+        files_by_result.setdefault((steps, becomes, way), []).append(what)
+    lines = ["| damaged | ended after | the run | what a person does |", "|---|---|---|---|"]
+    for (steps, becomes, way), names in files_by_result.items():
+        lines.append(f"| {'; '.join(names)} | {steps} | {becomes} | {way} |")
+    return lines
 
 
 def disks() -> list[str]:
