@@ -61,7 +61,7 @@ def described(name: str, command: click.Command, shared: set[tuple[str, str]]) -
 
 
 def all_commands() -> str:
-    """Return the options that three commands or more have, and the commands in the groups of `router --help`."""
+    """Return the options that several commands have, and the commands in the groups of `router --help`."""
     context = click.Context(commands)
     names = [name for group in COMMAND_GROUPS.values() for name in group]
     assert set(names) == COMMANDS.keys()
@@ -69,7 +69,7 @@ def all_commands() -> str:
     counts = Counter(record for name, command in found if command for record in option_records(name, command))
     shared = {}  # by option: another text of the same option stays with its commands
     for (option, text), count in counts.most_common():
-        if count >= 3:
+        if count > 1:
             shared.setdefault(option, (option, text))
     lines = ["Options of several commands, of which only the names stand below:", ""]
     lines += [*map(option_line, shared.values()), ""]

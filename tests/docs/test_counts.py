@@ -48,14 +48,21 @@ def table_of_stages() -> str:
     return "".join(lines)
 
 
-def words(types: tuple[type[DataType], ...]) -> str:
+def words(types: tuple[type[DataType], ...]) -> list[str]:
     """Return the names of types of columns, without digits and fields."""
-    return ", ".join(re.split(r"[(<]", kind().simpleString())[0] for kind in types)
+    return [re.split(r"[(<]", kind().simpleString())[0] for kind in types]
+
+
+def encoded(columns: tuple[type[DataType], ...], declares: tuple[type[DataType], ...]) -> str:
+    """Return the types of columns that are written as a kind, in bold those for which a new schema has it."""
+    declared = words(declares)
+    assert set(declared) <= set(words(columns))
+    return ", ".join(f"**{name}**" if name in declared else name for name in words(columns))
 
 
 def table_of_kinds(format_name: str, rows: list[tuple[str, ...]]) -> str:
     """Return the table of the kinds of a format; kinds that differ in their names only are one row."""
-    lines = [f"| {format_name} | column | encoded | declared | notes |\n|---|---|---|---|---|\n"]
+    lines = [f"| {format_name} | column | encoded | notes |\n|---|---|---|---|\n"]
     names: dict[tuple[str, ...], list[str]] = {}
     for name, *facts in rows:
         names.setdefault(tuple(facts), []).append(name)
@@ -68,8 +75,8 @@ def table_of_avro() -> str:
     rows = []
     for kind in AvroKind:
         described = kind.value
-        column = words((type(described.column),))
-        rows.append((str(kind), column, words(described.columns), words(described.declares), described.note))
+        (column,) = words((type(described.column),))
+        rows.append((str(kind), column, encoded(described.columns, described.declares), described.note))
     return table_of_kinds("Avro", rows)
 
 
@@ -82,7 +89,7 @@ def table_of_protobuf() -> str:
         shown = column.dataType.simpleString().replace(":", " ")
         messages = [name for name, special in SPECIAL_KINDS.items() if special is kind and name not in WRAPPERS]
         for name in messages or [described.title or str(kind)]:
-            facts = (shown, words(described.columns), words(described.declares), described.note)
+            facts = (shown, encoded(described.columns, described.declares), described.note)
             rows.append((name.rpartition(".")[2], *facts))
     return table_of_kinds("Protobuf", rows)
 
