@@ -114,10 +114,14 @@ class Table:
     def observed(self) -> list[Observed]:
         """Return what was observed of the JSON objects of each table."""
         by_table: dict[str, Observed] = defaultdict(Observed)
-        if self.found.decoder == "json":
-            for event in self.found.events:
-                by_table[self.name_of(event.fields)].add(event.fields)
+        for event in self.found.events:
+            by_table[self.name_of(event.fields)].add(event.fields)
         return [*by_table.values()]
+
+    @cached_property
+    def columns(self) -> Observed:
+        """Return what was observed of all records, with those objects marked whose names are data."""
+        return join_tables([self.observed])
 
     def expression(self) -> str:
         """Return the SQL that makes a kind a part of a table's name, with functions that tasks evaluate themselves."""
@@ -155,12 +159,7 @@ class Plan:
     @cached_property
     def columns(self) -> Observed:
         """Return what was observed of the JSON objects of all topics, with those marked whose names are data."""
-        by_table = [*chain.from_iterable(table.observed for table in self.tables)]
-        columns = Observed()
-        for observed in by_table:
-            columns.join(observed)
-        columns.mark_maps(by_table)
-        return columns
+        return join_tables(table.observed for table in self.tables if table.found.decoder == "json")
 
     @cached_property
     def struct(self) -> T.StructType:
@@ -171,6 +170,16 @@ class Plan:
     def renames(self) -> bool:
         """Return whether columns have other names than fields: then the schema has a file."""
         return table_type(self.struct) != self.struct
+
+
+def join_tables(observed: Iterable[list[Observed]]) -> Observed:
+    """Return what was observed of the objects of some tables, with those marked whose names are data."""
+    by_table = [*chain.from_iterable(observed)]
+    columns = Observed()
+    for of_table in by_table:
+        columns.join(of_table)
+    columns.mark_maps(by_table)
+    return columns
 
 
 def plan_tables(name: str, found: Sequence[Found]) -> tuple[Table, ...]:
@@ -184,7 +193,7 @@ def plan_tables(name: str, found: Sequence[Found]) -> tuple[Table, ...]:
                 base += "_2"
         candidates = find_candidates([event.fields for event in of_topic.events])
         table = Table(of_topic, base, len(found) == 1, choose(candidates), tuple(candidates))
-        if any(observed.names_grow for observed in table.observed):
+        if of_topic.decoder == "json" and any(observed.names_grow for observed in table.observed):
             seen = "JSON objects whose names are data: no columns can be made of them"
             bare = replace(of_topic, decoder="none", seen=seen, events=())
             table = Table(bare, base, table.is_alone, None, ())

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import fastavro
+import msgspec
 import pyarrow.parquet as pq
-from msgspec import to_builtins
 
 from router.errors import join_names
 from router_init.observed import look_at
@@ -80,6 +80,8 @@ class Found:
     events: tuple[Event, ...] = ()
     schemas: dict[int, RegisteredSchema] = field(default_factory=dict)
     """By id, those that records name."""
+    names: frozenset[str] = frozenset()
+    """Names of fields that a schema declares, if it tells them from the keys of maps."""
 
     @property
     def subjects(self) -> dict[str, list[RegisteredSchema]]:
@@ -161,8 +163,9 @@ def _of_registry(sample: Sample, schemas: dict[int, RegisteredSchema], seen: str
         with suppress(Exception):  # whatever a library raises on garbage
             message, fields = reader(record.value)
             if isinstance(fields, dict):
-                events.append(Event(record, to_builtins(fields, enc_hook=str), schema_id, message))
-    return Found(sample, decoder, seen, tuple(events), schemas)
+                events.append(Event(record, as_json(fields), schema_id, message))
+    names = {name for schema in schemas.values() if schema.kind == "JSON" for name in declared_names(schema.text)}
+    return Found(sample, decoder, seen, tuple(events), schemas, frozenset(names))
 
 
 Read = Callable[[bytes], "tuple[str | None, Any]"]
@@ -224,13 +227,36 @@ def _protobuf_reader(schema: RegisteredSchema) -> Read | None:
 
 def find_rows(files: Sequence[FilePath], form: str) -> Found:
     """Return the rows found in files: the router reads their columns itself, so only their kinds are looked for."""
-    rows = itertools.chain.from_iterable(_read_rows(file, form) for file in files)
-    events = [Event(Sampled(None), to_builtins(row, enc_hook=str)) for row in itertools.islice(rows, MOST_RECORDS)]
+    names: set[str] = set()
+    rows = itertools.chain.from_iterable(_read_rows(file, form, names) for file in files)
+    events = [Event(Sampled(None), as_json(row)) for row in itertools.islice(rows, MOST_RECORDS)]
     sample = Sample(join_names([file.name for file in files]), tuple(event.record for event in events))
-    return Found(sample, "rows", f"rows of {form.upper() if form == 'csv' else form} files", tuple(events))
+    seen = f"rows of {form.upper() if form == 'csv' else form} files"
+    return Found(sample, "rows", seen, tuple(events), names=frozenset(names))
 
 
-def _read_rows(file: FilePath, form: str) -> Iterator[Any]:
+def declared_names(schema: str) -> set[str]:
+    """Return the names of fields in a schema of JSON Schema or Avro; keys of maps stand in none."""
+    names: set[str] = set()
+
+    def note_names(part: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(part.get("properties"), dict):
+            names.update(part["properties"])
+        if isinstance(part.get("name"), str):
+            names.add(part["name"])
+        return part
+
+    json.loads(schema, object_hook=note_names)
+    return names
+
+
+def as_json(fields: Any) -> dict[str, Any]:
+    """Return fields as JSON has them: times, decimals and bytes are texts, a map of Arrow is a list of pairs."""
+    return dict(msgspec.json.decode(msgspec.json.encode(fields, enc_hook=str)))
+
+
+def _read_rows(file: FilePath, form: str, names: set[str]) -> Iterator[Any]:
+    """Yield the rows of a file, and add to `names` those of fields if its rows have maps also."""
     match form:
         case "csv":
             with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
@@ -240,4 +266,6 @@ def _read_rows(file: FilePath, form: str) -> Iterator[Any]:
                 yield from batch.to_pylist()
         case "avro":
             with file.open("rb") as content:
-                yield from fastavro.reader(content)
+                reader = fastavro.reader(content)
+                names |= declared_names(json.dumps(reader.writer_schema))
+                yield from reader

@@ -1,22 +1,26 @@
 """The field that says of what kind a record is: its text predicts which other fields are there.
 
 A candidate is a text of 2 to 500 values that at least 95 % of the records have. Its score is the share of what is open
-about the presence of all other fields that its value tells: the sum of their mutual information, each less what as many
-values would tell by chance, over the sum of their entropies. (Mutual information of samples is too high by
-(values - 1) / (2 n ln 2) bits: Miller, "Note on the bias of information estimates", 1955.)
+about the presence of all other fields that its value tells: the sum of their mutual information, each less what the
+same texts in other orders tell by chance, over the sum of the entropies of those that any candidate tells of.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from router_init.observed import is_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
 
 Path = tuple[str, ...]
 
@@ -27,11 +31,12 @@ FEWEST_RECORDS = 0.95
 LONGEST_VALUE = 200
 DEPTH = 2
 """Fields of fields are looked at, and nothing deeper."""
-CHANCE = 3
-"""Times what chance would tell on average: then a field says nothing about another."""
+SHUFFLES = 8
+"""Orders of the same texts: what the best of them tells is chance."""
 BEST_GUESSES = ("type", "kind", "event", "event_type", "eventtype", "event_name", "record_type", "message_type")
 """Names of fields that say a kind where presence tells nothing, since records of all kinds have the same fields."""
 LEAST_SCORE = 0.1
+"""Of what is open about a field, or about all of them: a text that tells less tells nothing."""
 MOST_TRACKED = 2000
 """Fields whose presence is looked at, the most frequent ones; objects with data for names have any number."""
 
@@ -62,20 +67,29 @@ def find_candidates(events: Sequence[Mapping[str, Any]]) -> list[Candidate]:
                 refused.add(path)
             elif value:
                 values[path][value] += 1
-    tracked = counts.most_common(MOST_TRACKED)
-    open_bits = {path: _entropy(count / len(records)) for path, count in tracked if count < len(records)}
-    told: dict[Path, dict[Path, float]] = {}
+    tracked = [path for path, _ in counts.most_common(MOST_TRACKED)]
+    presence = np.zeros((len(records), len(tracked)))
+    for number, path in enumerate(tracked):
+        presence[:, number] = [path in fields for fields in records]
+    open_bits = _entropy(presence.sum(axis=0) / max(1, len(records)))
+    told: dict[Path, Floats] = {}
+    shuffle = np.random.default_rng(0)
     for path, of_path in values.items():
         is_some = FEWEST_VALUES <= len(of_path) <= MOST_VALUES and of_path.total() >= FEWEST_RECORDS * len(records)
         # Values that go on coming are no kinds: each record would be its own.
         grows = sum(count == 1 for count in of_path.values()) * 10 > of_path.total()
-        is_moment = all(map(is_time, of_path))
-        if path not in refused and is_some and not grows and not is_moment:
-            told[path] = _tell(path, records, open_bits)
-    # What nothing tells below the top are the names of an object that are data.
-    tellable = {path for path in open_bits if len(path) == 1}.union(*told.values())
-    total = math.fsum(open_bits[path] for path in tellable)
-    candidates = [Candidate(path, values[path], sum(bits.values()) / (total or 1)) for path, bits in told.items()]
+        if path in refused or not is_some or grows or all(map(is_time, of_path)):
+            continue
+        # A field says nothing about what is in it, and about what it is in.
+        others = [other[: len(path)] != path and path[: len(other)] != other for other in tracked]
+        texts = np.array([fields.get(path, "") for fields in records])
+        by_chance = [_tell(shuffle.permutation(texts), presence) for _ in range(SHUFFLES)]
+        bits = (_tell(texts, presence) - np.max(by_chance, axis=0)) * others
+        told[path] = np.where(bits > LEAST_SCORE * open_bits, bits, 0)
+    # What no field tells is chance, as the names of an object that are data.
+    tellable = np.any([bits > 0 for bits in told.values()], axis=0)
+    total = (open_bits * tellable).sum() if told else 0.0
+    candidates = [Candidate(path, values[path], float(bits.sum() / (total or 1))) for path, bits in told.items()]
     return sorted(candidates, key=_order)
 
 
@@ -105,25 +119,16 @@ def _walk(event: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, An
             yield from _walk(value, path)
 
 
-def _tell(path: Path, records: Sequence[Mapping[Path, Any]], open_bits: Mapping[Path, float]) -> dict[Path, float]:
-    """Return the other fields of whose presence a field's value tells more than chance, with the bits."""
-    of_value: Counter[str] = Counter()
-    together: Counter[tuple[str, Path]] = Counter()
-    others = {other for other in open_bits if other[: len(path)] != path and path[: len(other)] != other}
-    for fields in records:
-        value = fields.get(path, "")
-        of_value[value] += 1
-        together.update((value, other) for other in fields.keys() & others)
-    remaining: dict[Path, float] = defaultdict(float)
-    for (value, other), count in together.items():
-        remaining[other] += of_value[value] / len(records) * _entropy(count / of_value[value])
-    chance = CHANCE * (len(of_value) - 1) / (2 * len(records) * math.log(2))
-    told = {other: open_bits[other] - remaining[other] - chance for other in others}
-    return {other: bits for other, bits in told.items() if bits > 0}
+def _tell(texts: NDArray[np.str_], presence: Floats) -> Floats:
+    """Return the mutual information of a text and the presence of each field, in bits."""
+    bits = _entropy(presence.mean(axis=0))
+    for kind in np.unique(texts):
+        of_kind = presence[texts == kind]
+        bits -= len(of_kind) / len(texts) * _entropy(of_kind.mean(axis=0))
+    return bits
 
 
-def _entropy(share: float) -> float:
+def _entropy(shares: Floats) -> Floats:
     """Return the bits of a yes that comes with a probability."""
-    if share <= 0 or share >= 1:
-        return 0.0
-    return -share * math.log2(share) - (1 - share) * math.log2(1 - share)
+    inside: Floats = shares.clip(1e-12, 1 - 1e-12)
+    return -inside * np.log2(inside) - (1 - inside) * np.log2(1 - inside)

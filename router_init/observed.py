@@ -162,6 +162,13 @@ class Observed:
         self.map_names = len(self.inside)
         self.inside = {None: values}
 
+    def names(self) -> set[str]:
+        """Return the names of fields, here and inside."""
+        names = {name for name in self.inside if name is not None}
+        for inner in self.inside.values():
+            names |= inner.names()
+        return names
+
     @property
     def kind(self) -> str:
         """Return the one kind that values are of; `mixed` if no type but string holds them."""

@@ -19,11 +19,10 @@ from router_init.formats import PLAIN_NAME, least_event
 from router_init.kinds import value_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from router_init.formats import Event
     from router_init.kinds import Path
-    from router_init.observed import Observed
     from router_schemas.model import RegisteredSchema
 
 LONGEST_RECORD = 2000
@@ -80,7 +79,8 @@ def schema_file(plan: Plan, schema: RegisteredSchema) -> str:
 def _case(plan: Plan, table: Table, *, with_values: bool) -> dict[str, Any]:
     found = table.found
     kept = frozenset([table.kind.path]) if table.kind else frozenset()
-    mask = Mask(maps=frozenset(find_maps(plan.columns)), are_all_maps=True, kept=kept)
+    names = found.names or frozenset(table.columns.names())
+    mask = Mask(names=names, kept=kept)
     struct = plan.struct if found.decoder == "json" else T.StructType()
     records = []
     keys = set()
@@ -174,12 +174,3 @@ PLAIN_TYPES: Mapping[type[T.DataType], tuple[type, ...]] = {
     T.DoubleType: (int, float),
 }
 """Types of columns whose values are those of JSON."""
-
-
-def find_maps(columns: Observed, above: Path = ()) -> Iterator[Path]:
-    """Yield the paths of maps, as masks take them: arrays add nothing, and an entry of a map is `*`."""
-    if columns.map_names:
-        yield above
-    for name, inner in columns.inside.items():
-        step = "*" if columns.map_names else name
-        yield from find_maps(inner, above if step is None else (*above, step))

@@ -131,18 +131,21 @@ def _read_spans(consumer: Consumer, topic: str, spans: dict[int, tuple[int, int]
     consumer.assign([TopicPartition(topic, partition, spans[partition][0]) for partition in open_partitions])
     until = time.monotonic() + READ_SECONDS
     size = 0
+    # One by one: a thousand records of 8 MB would be read before their size is looked at.
     while open_partitions and time.monotonic() < until and size < MOST_BYTES / 2:
-        for message in consumer.consume(1000, timeout=0.2):
-            partition, offset = message.partition() or 0, message.offset() or 0
-            error = message.error()
-            if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                raise KafkaException(error)
-            _, end = spans[partition]
-            if error is not None or offset >= end - 1:
-                open_partitions.discard(partition)
-            if error is None and offset < end:
-                size += len(message.value() or b"")
-                yield Sampled(message.value(), message.key())
+        message = consumer.poll(0.2)
+        if message is None:
+            continue
+        partition, offset = message.partition() or 0, message.offset() or 0
+        error = message.error()
+        if error is not None and error.code() != KafkaError._PARTITION_EOF:
+            raise KafkaException(error)
+        _, end = spans[partition]
+        if error is not None or offset >= end - 1:
+            open_partitions.discard(partition)
+        if error is None and offset < end:
+            size += len(message.value() or b"")
+            yield Sampled(message.value(), message.key())
     consumer.unassign()
 
 

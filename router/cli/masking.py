@@ -59,13 +59,12 @@ class UnmaskableError(ValueError):
 class Mask:
     """How values are masked: equal ones become equal, in every record, file and call.
 
-    `maps` are the objects whose keys are data and are masked; unless these are all, keys that cannot be names of fields
-    are data as well. The values at the paths `kept` stay, and so does every text and number that is one of `words`:
-    what a rule compares with.
+    Keys that are no `names` of fields are data and are masked; if the names are not known, those that cannot be names.
+    The values at the paths `kept` stay, and so does every text and number that is one of `words`: what a rule compares
+    with.
     """
 
-    maps: frozenset[KeyPath] = frozenset()
-    are_all_maps: bool = False
+    names: frozenset[str] | None = None
     kept: frozenset[KeyPath] = frozenset()
     words: frozenset[str] = frozenset()
 
@@ -118,12 +117,13 @@ class Mask:
     def _mask_object(self, value: dict[str, object], path: KeyPath) -> dict[str, object]:
         masked: dict[str, object] = {}
         for key, part in value.items():
-            if path not in self.maps and (self.are_all_maps or FIELD_NAME.fullmatch(key)):
+            is_name = FIELD_NAME.fullmatch(key) if self.names is None else key in self.names
+            if is_name:
                 masked[key] = self.mask_value(part, (*path, key))
                 continue
             masked_key = self._mask_text(key, path)
-            while masked_key in masked:
-                # Two short keys became one, which would lose a value.
+            while masked_key in masked or (masked_key != key and masked_key in value):
+                # Two keys became one, which would lose a value.
                 masked_key += "x"
             masked[masked_key] = self.mask_value(part, (*path, "*"))
         return masked

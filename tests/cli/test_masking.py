@@ -181,7 +181,7 @@ def test_names_of_fields_stay_and_keys_of_maps_do_not() -> None:
         "@time": "x",
         "list": [{"kind": "a1b2"}],
     }
-    mask = Mask(maps=frozenset({("scores",)}), kept=frozenset({("list", "kind")}), words=frozenset({"poker"}))
+    mask = Mask(names=frozenset([*value, "kind"]), kept=frozenset({("list", "kind")}), words=frozenset({"poker"}))
 
     masked = mask.mask_value(value)
 
@@ -193,6 +193,10 @@ def test_names_of_fields_stay_and_keys_of_maps_do_not() -> None:
     assert len(masked["scores"]) == 2
     assert "g-2" not in masked["by_id"]
     assert masked["scores"] != mask.mask_value({"scores": {"eve": 12, "bob": 13}})["scores"]  # type: ignore[index]
+    # If nobody knows the names, what can be one is one.
+    guessed = Mask().mask_value(value)
+    assert list(guessed["scores"]) == ["ann", "bob"]  # type: ignore[index]
+    assert "g-2" not in guessed["by_id"]  # type: ignore[index]
 
 
 def test_short_keys_of_a_map_stay_apart() -> None:
@@ -202,6 +206,16 @@ def test_short_keys_of_a_map_stay_apart() -> None:
 
     assert isinstance(masked, dict)
     assert len(masked) == 10
+
+
+def test_a_masked_key_takes_no_name_of_a_field() -> None:
+    """Without it a field of a record has the value of an entry that is data."""
+    value = {str(number): "data" for number in range(9)} | {str(MASK.mask_value("5")): "of a field"}
+
+    masked = Mask(names=frozenset([str(MASK.mask_value("5"))])).mask_value(value)
+
+    assert isinstance(masked, dict)
+    assert len(masked) == len(value)
 
 
 @pytest.mark.parametrize("record", [b"\xff\xfe", b"\0\0\0\0\1\x0aalice", b"\x0aalice\x02\x04", b"a\0b"])

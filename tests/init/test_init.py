@@ -75,6 +75,12 @@ def test_a_topic_of_kinds_has_a_table_for_each(kinds: int) -> None:
     assert columns == {name: kind for name, kind in sorted(topic.columns.items()) if name != "payload"}
 
 
+def test_a_field_of_any_name_says_the_kind() -> None:
+    """Without it only fields that are called `type` and alike make tables."""
+    write_lines([value.replace(b'"kind"', b'"what"') for value in draw_topic(300, 4000, seed=5).values])
+    assert written()["routes"][0]["sinks"][0]["tables"]["table"] == "silver.{event.what}"
+
+
 def test_no_value_of_a_record_stands_in_a_file() -> None:
     topic = draw_topic(12, 3000, seed=3)
     write_lines(topic.values)

@@ -18,14 +18,16 @@ from deltalake import DeltaTable
 
 from router.cli import commands
 from router.config.loader import load_config
-from router.config.models import Trigger
+from router.config.models import KafkaSource, Trigger
 from router.engine.ledger import read_last_batches
 from router.engine.preflight.route_tests import load_tests, run_tests
 from router.engine.stream import RunOptions, run
 from router.errors import ConfigError
 from router.registry import load_registry
 from router_decoders.json import infer_schema
+from router_init import samples
 from router_init.observed import Observed
+from router_init.samples import sample_topics
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryOptions
 from router_schemas.wire_format import pack_value
@@ -272,6 +274,40 @@ def test_topics_of_several_formats(
     counts = check_and_run(spark)
     assert counts["read"] == 620
     assert counts["landed"] >= 0.97 * 600
+
+
+def test_the_limits_of_a_sample_are_those_of_its_topic(broker: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a topic of many partitions is read for minutes, and of large records fills the memory."""
+    broker.create_topic("init-limits", 8)
+    producer = Producer({"bootstrap.servers": broker.servers})
+    for number in range(4000):
+        producer.produce("init-limits", b"%05d" % (number // 8) + b"x" * 995, partition=number % 8)
+        producer.poll(0)
+    assert not producer.flush(30)
+    source = KafkaSource(servers=broker.servers, topics=("init-limits",))
+
+    (sample,) = sample_topics(source)
+    assert 1900 <= len(sample.records) <= samples.MOST_RECORDS
+
+    monkeypatch.setattr(samples, "MOST_BYTES", 500_000)
+    (sample,) = sample_topics(source)
+    values = [record.value or b"" for record in sample.records]
+    assert 400_000 <= sum(map(len, values)) <= 510_000
+    assert values[0][:5] == b"00000"
+    assert int(values[-1][:5]) >= 375
+
+
+def test_records_of_eight_megabytes_are_sampled(broker: EmbeddedKafka) -> None:
+    values = []
+    for number in range(14):
+        text = chr(97 + number) * 8_000_000
+        values.append(json.dumps({"type": "ab"[number % 2], "n": number, "text": text}).encode())
+    fill(broker, "init-large", values)
+    printed = init("shop", "--kafka", broker.servers, "--topic", "init-large")
+    seen = int(printed.partition("init-large: ")[2].partition(" of 14 records")[0])
+    assert 4 <= seen <= samples.MOST_BYTES / 8_000_000 + 2
+    assert "event.type says the kind: 2 values" in printed
+    assert Path("shop.test.yaml").stat().st_size < 10_000
 
 
 def test_options_stand_as_variables(broker: EmbeddedKafka) -> None:
