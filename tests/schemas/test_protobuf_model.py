@@ -28,7 +28,7 @@ def documented() -> dict[str, str]:
     """Return the column of each type that the page of formats lists."""
     page = Path("docs/reference/formats.md").read_text(encoding="utf-8")
     columns: dict[str, str] = {}
-    _, _, table = page.partition("| Protobuf | column | encoded | declared | notes |\n")
+    _, _, table = page.partition("| Protobuf | column | encoded | notes |\n")
     for line in table.partition("<!-- end -->")[0].splitlines()[1:]:
         names, types = (cell.strip().split(", ") for cell in line.split("|")[1:3])
         columns.update(zip(names, types * len(names), strict=False))
