@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 
@@ -61,6 +61,17 @@ FILE_MODULE = "router_plugin_"
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 logger = logging.getLogger(__name__)
+
+
+_DISTRIBUTION = "spark-event-router"
+
+
+def router_version() -> str:
+    """Return the version of the router, as it is installed; `of a checkout` if it is not."""
+    try:
+        return version(_DISTRIBUTION)
+    except PackageNotFoundError:
+        return "of a checkout"
 
 
 @dataclass(frozen=True)
@@ -126,6 +137,20 @@ class Registry:
         """
         names = {entry.part.__module__ for entry in self.selected_entries(config)}
         return tuple(sorted(name for name in names if not name.startswith(FILE_MODULE)))
+
+    def versions(self, config: BaseModel) -> tuple[str, ...]:
+        """Return what a configuration runs with: the router, and each plugin that it uses, with their versions.
+
+        That of a file is a hash of its content.
+        """
+        versions = [f"router {router_version()}"]
+        for provider in sorted({entry.provider for entry in self.selected_entries(config)}):
+            if provider.endswith(".py"):
+                content = Path(provider).read_bytes()
+                versions.append(f"{Path(provider).name} {hashlib.sha256(content).hexdigest()[:12]}")
+            elif f"({_DISTRIBUTION} " not in provider:
+                versions.append(provider)
+        return tuple(versions)
 
     def notify_observers(self, report: BatchReport) -> None:
         """Call every observer of finished batches; an exception of one is logged, and the others are still called."""

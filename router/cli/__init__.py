@@ -11,7 +11,6 @@ import gc
 import os
 import traceback
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +42,7 @@ COMMANDS = {
     "expectations": ("router.cli.tables:expectations", "Show how often expectations do not hold."),
     "graph": ("router.cli.graph:graph", "Draw source, decoder, routes, sinks and tables."),
     "help": ("router.cli.manual:show_topic", "Show a page of the documentation, or list all."),
+    "history": ("router.cli.history:history", "Show what ran when, what it changed, and what became of the records."),
     "init": ("router_init.cli:init", "Write a configuration and its tests, from a sample of a topic or of files."),
     "ledger": ("router.cli.tables:ledger", "Print the last batches and their balance."),
     "maintain": ("router.cli.tables:maintain", "Compact and clean tables."),
@@ -68,7 +68,9 @@ COMMANDS = {
 COMMAND_GROUPS = {
     "Write a configuration": ("init", "check", "test", "preview", "graph", "schema"),
     "Run it": ("doctor", "run", "submit", "maintain", "bench"),
-    "See what happened to records": ("status", "ledger", "dead-letters", "tables", "verify", "views", "expectations"),
+    "See what happened to records": (
+        *("status", "ledger", "history", "dead-letters", "tables", "verify", "views", "expectations"),
+    ),
     "Repair tables, send again": ("rebuild", "backfill", "replay", "quarantine"),
     "Extend it": ("plugins",),
     "Read about it": ("help",),
@@ -246,10 +248,9 @@ def _exit_code(ctx: click.Context, error: Exception) -> int:
 def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
     if not wanted:
         return
-    try:
-        click.echo(f"router {version('spark-event-router')}")
-    except PackageNotFoundError:
-        click.echo("router, not installed: run from a checkout")
+    from router.registry import router_version
+
+    click.echo(f"router {router_version()}")
     ctx.exit()
 
 

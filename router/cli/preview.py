@@ -19,12 +19,14 @@ from router.cli.saves import runs_at_saves
 from router.cli.session import start_jvm_early, watched_session
 from router.cli.values import parse_since
 from router.config.loader import load_config
+from router.errors import StartError
 from router.registry import load_registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from router.config.loader import Loaded
     from router.config.models import Config
     from router.engine.reprocess.comparison import Comparison
     from router.engine.reprocess.preview import Preview
@@ -84,6 +86,8 @@ def preview(
     choice = RecordChoice(last, _parse_range(since, records), source)
     loaded = load_config(file, load_registry(plugin_files))
     old = load_config(against, load_registry(plugin_files)) if against else None
+    if old is not None:
+        _refuse_other_versions(old, loaded.config)
     stop = threading.Event()
     with watched_session(loaded.config, master, stop, by_spark=True, writes=False) as spark:
         context = ReprocessContext.of(loaded, spark, stop)
@@ -99,6 +103,21 @@ def preview(
         show = _show_differences if old else _show
         show(loaded.config, found, partial(_value_in_words, whole=whole))
     raise SystemExit(int(not found.equal if old else bool(found.stops)))
+
+
+def _refuse_other_versions(old: Loaded, config: Config) -> None:
+    """Raise StartError if a configuration has run with other versions than are here: they may differ, too."""
+    from router.engine.audit.deploy_history import deploys_of
+
+    here = old.registry.versions(old.config)
+    for deploy in reversed(deploys_of(config)):
+        if deploy.configuration == old.fingerprint:
+            if deploy.versions != here:
+                ran = ", ".join(version for version in deploy.versions if version not in here)
+                raise StartError(
+                    f"{old.path.name} has run with {ran or 'fewer plugins'}, and here is {', '.join(here)}"
+                )
+            return
 
 
 def _parse_range(since: str | None, records: str | None) -> RecordRange | None:

@@ -38,7 +38,7 @@ class Loaded:
 
     `fingerprint` names the configuration as it is written, without comments and layout and before variables are
     replaced: it changes with the file's meaning and never with a secret. `registry` also has the parts of its
-    `plugins`. `notes` are not mistakes.
+    `plugins`. `notes` are not mistakes. `text` is the file's.
     """
 
     config: Config
@@ -47,6 +47,7 @@ class Loaded:
     registry: Registry = field(repr=False, compare=False)
     document: Document = field(repr=False, compare=False)
     notes: tuple[Problem, ...] = ()
+    text: str = field(default="", repr=False, compare=False)
 
     def problem_at(self, loc: KeyPath, what: str, hint: str = "") -> Problem:
         """Return a problem at a place of the file, for checks that come later: `("routes", 0, "match")`."""
@@ -99,7 +100,7 @@ def load_config(
         raise ConfigError(sort_problems(_moved_inside(problem, widths) for problem in problems))
     if config.debug:
         config = config.with_debug_places()
-    return Loaded(config, path, _fingerprint_of(written), registry, document, sort_problems(notes))
+    return Loaded(config, path, _fingerprint_of(written), registry, document, sort_problems(notes), text)
 
 
 def load_sound(path: Path, registry: Registry, problems: Iterable[Problem]) -> Loaded | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
+import yaml
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 
 from router.api.parts import Part
@@ -424,6 +425,38 @@ def written_secrets(root: YamlNode, entries: Entries) -> Iterator[Finding]:
         if hidden:
             hint = "write ${NAME}, or ${file:/run/secrets/NAME}"
             yield Finding(path, "a secret stands in the file", hint, code="secret")
+
+
+HIDDEN = "***"
+"""What stands in place of a secret."""
+_COMMENT = re.compile("#.*")
+
+
+def without_secrets(text: str, root: YamlNode, entries: Entries) -> str:
+    """Return the text of a file with HIDDEN for secrets that stand in it itself, and for comments that name one."""
+    places = set()
+    for path, node in _scalars_inside(root):
+        if node.text and "${" not in node.text and is_secret(entries, path):
+            places.add((node.line, node.column))
+    shown = ""
+    end = 0
+    is_hidden = False
+    for token in yaml.scan(text):
+        begin = token.start_mark
+        shown += _COMMENT.sub(_hide_comment, text[end : begin.index])
+        end = token.end_mark.index
+        # An anchor or a tag stands before its value, and begins it.
+        is_hidden |= (begin.line + 1, begin.column + 1) in places
+        written = text[begin.index : end]
+        if is_hidden and isinstance(token, yaml.ScalarToken):
+            is_hidden = False
+            written = f"'{HIDDEN}'" + "\n" * written.endswith("\n")  # a block ends with its line
+        shown += written
+    return shown + _COMMENT.sub(_hide_comment, text[end:])
+
+
+def _hide_comment(comment: re.Match[str]) -> str:
+    return f"# {HIDDEN}" if _SECRET_NAME.search(comment[0].lower()) else comment[0]
 
 
 def _types_inside(entries: Entries, kind: Any, element: int | str) -> Iterator[Any]:

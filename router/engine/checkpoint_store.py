@@ -13,6 +13,7 @@
 | `replays` | dead_letters.json | a replay of dead letters that has begun and not ended |
 | `views` | NAME.json | which versions of its sources a view was made of, and how its tables were left |
 | `unreadable` | RUN.json | which records of a run's newest batch with some cannot be read |
+| `deploys/RUN` | BATCH.json.zlib | the configuration that ran from this batch on: `router.engine.deploys` |
 | `schemas` | the decoder's names | what a decoder has learnt |
 | | query.json | what is known of the query: `QueryNote` |
 
@@ -284,11 +285,11 @@ class CheckpointStore:
         """Delete a file, if it exists."""
         self.checkpoint.delete(f"store/{path}")
 
-    def json_paths(self, folder: str) -> list[str]:
+    def json_paths(self, folder: str, ending: str = ".json") -> list[str]:
         """Return the JSON files below a folder, at any depth."""
         selector = fs.FileSelector(f"store/{folder}", recursive=True, allow_not_found=True)
         entries = self.checkpoint.files.get_file_info(selector)
-        return sorted(entry.path.removeprefix("store/") for entry in entries if entry.path.endswith(".json"))
+        return sorted(entry.path.removeprefix("store/") for entry in entries if entry.path.endswith(ending))
 
     def read_manifest(self, batch: int) -> Manifest | None:
         """Return the manifest of a batch, or None if it was never decided."""

@@ -22,6 +22,7 @@ from router.delta.dataset import dataset_of
 from router.delta.unreadable_values import as_rows
 from router.engine.checkpoint_store import lake_and_checkpoint
 from router.errors import TableError, first_line
+from router.record import RECORD_ARRIVAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +51,8 @@ _REPLAYED = "replayed"
 class DeadLetterSelection:
     """Which dead letters are counted. A field that is empty or None selects all; `since` is in seconds since 1970.
 
-    Without `replayed` those that a replay has processed are left out.
+    `arrivals`: of records that arrived from the first on and before the second. Without `replayed` those that a replay
+    has processed are left out.
     """
 
     stages: tuple[str, ...] = ()
@@ -59,6 +61,7 @@ class DeadLetterSelection:
     reason: str | None = None
     since: float | None = None
     replayed: bool = False
+    arrivals: tuple[int, int] | None = None
 
     def as_filter(self) -> pc.Expression:
         """Return the selection as a filter, except for `replayed`."""
@@ -74,6 +77,8 @@ class DeadLetterSelection:
         if self.since is not None:
             since = pa.scalar(round(self.since * 1_000_000), pa.timestamp("us", "UTC"))
             chosen &= pc.field("timestamp") >= since
+        if self.arrivals is not None:
+            chosen &= (pc.field(RECORD_ARRIVAL) >= self.arrivals[0]) & (pc.field(RECORD_ARRIVAL) < self.arrivals[1])
         return chosen
 
 
