@@ -18,12 +18,14 @@ def table_lines(text: str) -> list[str]:
 def test_the_page_on_rate_limits_has_the_recorded_figures() -> None:
     """Without it the page shows figures that were never measured, or no longer, or of a limiter that missed its bar."""
     recorded = table_lines(RESULTS.read_text())
-    shown = []
+    lines = []
     for line in recorded:
         cells = line.split("|")
         verdicts = [cells.pop(VERDICT_ON_LIMIT).strip(), cells.pop(VERDICT_ON_BAR).strip()]
         assert set(verdicts) <= {"reached", "", "---:", "---"}
-        shown.append("|".join(cells))
+        lines.append("|".join(cells))
 
     assert len(recorded) > 20
-    assert table_lines(PAGE.read_text()) == shown
+    shown = table_lines(PAGE.read_text())
+    assert len(shown) > 15
+    assert shown == [line for line in lines if line in shown]
