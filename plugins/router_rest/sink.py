@@ -59,6 +59,11 @@ class Rest(OpenSink):
 
         return tasks_of(self)
 
+    @property
+    def receipts_table(self) -> str:
+        """Return the table of the receipts."""
+        return self.receipts
+
     def api_state(self) -> ApiState | None:
         """Return whether the circuit is open, and how much of the rate limit is used."""
         from router_rest.limits.lease_server import api_state

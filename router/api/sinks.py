@@ -394,6 +394,15 @@ class ApplyingSink(Sink, ABC):
         """Return how many tasks of a detached sink may wait for its API at once; a local run adds as many threads."""
         return 1
 
+    @property
+    def receipts_table(self) -> str | None:
+        """Return the table in which the sink keeps what became of each row, for `router trace`; None if it has none.
+
+        Of a row it has `query`, `route`, `sink`, `topic`, `partition`, `offset`, `status` and the time `at`, and may
+        have `http_status`, `attempts`, `call_id`, `in_doubt`, `replay`, `reason` and `response`.
+        """
+        return None
+
     def api_state(self) -> ApiState | None:
         """Return how the API of the sink is, at no cost; None if the driver does not know. Any thread may call it."""
         return None

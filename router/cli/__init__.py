@@ -60,6 +60,7 @@ COMMANDS = {
     "submit": ("router.cli.submit:submit", "Run a configuration on a cluster, by spark-submit."),
     "tables": ("router.cli.tables:tables", "List every table with its state."),
     "test": ("router.cli.check:test", "Run route tests: records in, rows expected."),
+    "trace": ("router.cli.record_trace:trace", "Show what happened to one record, and how that is known."),
     "verify": ("router.cli.verify:verify", "Compare tables with manifests, ledger and bronze."),
     "views": ("router.cli.views:views", "Show views, how they follow changes, or refresh them now."),
 }
@@ -69,7 +70,7 @@ COMMAND_GROUPS = {
     "Write a configuration": ("init", "check", "test", "preview", "graph", "schema"),
     "Run it": ("doctor", "run", "submit", "maintain", "bench"),
     "See what happened to records": (
-        *("status", "ledger", "history", "dead-letters", "tables", "verify", "views", "expectations"),
+        *("status", "ledger", "history", "trace", "dead-letters", "tables", "verify", "views", "expectations"),
     ),
     "Repair tables, send again": ("rebuild", "backfill", "replay", "quarantine"),
     "Extend it": ("plugins",),

@@ -2,6 +2,7 @@
 
 In: a configuration, and the lake, manifests and ledger that its query has written. `table_states` lists the tables with
 their states, `verify` compares each with manifests, ledger and bronze, `expectation_counts` adds up the violations of
-expectations, `dead_letters` counts dead letters by reason. Out: one line for each table, or group. Nothing is changed;
+expectations, `dead_letters` counts dead letters by reason, `record_trace` tells what happened to one record. Out: one
+line for each table, group, or fact. Nothing is changed;
 `reprocess` does that.
 """

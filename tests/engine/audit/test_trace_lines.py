@@ -1,0 +1,289 @@
+"""`router trace` on lakes that were written by hand: what is gone, cut off or hostile is said, nothing is guessed."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+from router.cli import commands
+from router.delta.lake import Lake
+from router.delta.replace import set_properties
+from router.engine.audit.record_search import find_commit
+from router.engine.label.layout import BRONZE_SCHEMA, DEAD_SCHEMA
+from router.engine.ledger import SCHEMA
+from router.errors import TableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+TEXT = """\
+name: games
+lake: ./lake
+source: {kafka: {servers: "127.0.0.1:9092", topics: [events]}}
+decode: {json: "game string, id int"}
+bronze: bronze.events
+routes:
+  - name: all
+    match: {sql: "event.game IS NOT NULL"}
+    sinks: [{tables: {table: "silver.{event.game}", evolution: quarantine}}]
+  - name: newest
+    match: {sql: "event.id >= 0"}
+    sinks: [{upsert: {table: gold.newest, keys: [id]}}]
+dead_letters: ops.dead
+"""
+RUN = "games:run-1"
+BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+class HandLake:
+    """A lake in a folder, written table by table, and the configuration beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.file = folder / "games.yaml"
+        self.file.write_text(TEXT)
+        metadata = folder / "lake/_router/games/spark/metadata"
+        metadata.parent.mkdir(parents=True)
+        metadata.write_text('{"id": "run-1"}')
+
+    def path(self, table: str) -> Path:
+        return self.folder.joinpath("lake", *table.split("."))
+
+    def write(
+        self,
+        table: str,
+        rows: Iterable[dict[str, Any]],
+        app_id: str = "",
+        number: int = 0,
+        schema: pa.Schema | None = None,
+    ) -> None:
+        """Append rows to a table, under a transaction id if there is one."""
+        ids = [Transaction(app_id, number)] if app_id else []
+        write_deltalake(
+            self.path(table),
+            pa.Table.from_pylist(list(rows), schema),
+            mode="append",
+            schema_mode="merge",
+            commit_properties=CommitProperties(app_transactions=ids),
+        )
+
+    def receive(self, batch: int, *records: dict[str, Any]) -> None:
+        """Write a batch: its records into bronze, their span into the ledger."""
+        rows = []
+        for number, record in enumerate(records):
+            about = {"topic": "events", "partition": 0, "offset": batch * 10 + number, "timestamp": _time(batch)}
+            rows.append({**about, "timestamp_type": 0, "arrival": batch, "batch_id": batch, **record})
+        self.write("bronze.events", rows, f"{RUN}/bronze/bronze.events", batch, BRONZE_SCHEMA)
+        span = {"query": "games", "run": "run-1", "batch_id": batch, "topic": rows[0]["topic"]}
+        span |= {"partition": rows[0]["partition"], "from_offset": rows[0]["offset"], "read": len(rows)}
+        span |= {"to_offset": rows[-1]["offset"], "finished": _time(batch), "configuration": "of then"}
+        self.write("ops.ledger", [span], f"{RUN}/ledger", batch, SCHEMA)
+
+    def trace(self, *arguments: str) -> Result:
+        done = CliRunner().invoke(commands, ["trace", str(self.file), *arguments], prog_name="router")
+        assert isinstance(done.exception, SystemExit | None), done.output
+        return done
+
+    def lines(self, place: str, about: str = "") -> list[dict[str, Any]]:
+        """Return the lines about a record, or those of one subject."""
+        document = json.loads(self.trace(place, "--json").stdout)
+        assert document["name"] == "games"
+        return [line for line in document["lines"] if about in ("", line["about"])]
+
+
+def _time(batch: int) -> datetime:
+    return BEGIN + timedelta(minutes=batch)
+
+
+@pytest.fixture
+def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HandLake:
+    monkeypatch.chdir(tmp_path)
+    return HandLake(tmp_path)
+
+
+def test_a_record_that_was_received_is_shown_with_its_batch(lake: HandLake) -> None:
+    """Without it an operator asks bronze and ledger by hand, record by record."""
+    lake.receive(0, {"key": b"k", "value": b'{"game": "uno"}'})
+    lake.receive(1, {"value": b'{"game": "go"}'}, {"value": None})
+
+    done = lake.trace("events/0/10")
+    assert done.exit_code == 0
+    assert 'value {"game": "go"} (14 bytes); batch 1 landed it' in done.output
+    (batch,) = lake.lines("events/0/10", "batch")
+    assert (batch["known"], batch["facts"]["run"], batch["facts"]["batch"]) == ("derived", "run-1", 1)
+    assert [line["known"] for line in lake.lines("events/0/10", "decoder")] == ["unknown"]
+    assert lake.trace("events/0/11").exit_code == 0
+
+
+@pytest.mark.parametrize("place", ["events/0/99", "events/1/0", "other/0/0"])
+def test_a_record_that_is_nowhere_ends_with_exit_code_1(lake: HandLake, place: str) -> None:
+    """Without it a script takes a place that was misspelt for a record that was lost."""
+    lake.receive(0, {"value": b"{}"})
+    done = lake.trace(place)
+    assert done.exit_code == 1
+    assert "there is no such record" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["events-0-1"], "is not TOPIC/PARTITION/OFFSET"),
+    ],
+)
+def test_what_cannot_be_searched_ends_with_exit_code_2(lake: HandLake, arguments: list[str], message: str) -> None:
+    """Without it a script takes a place that was written wrongly for a record that is not there."""
+    done = lake.trace(*arguments)
+    assert done.exit_code == 2
+    assert message in done.output
+
+
+def test_a_hostile_record_gives_no_orders_to_the_terminal(lake: HandLake) -> None:
+    """Without it a producer writes into the terminal of whoever looks for its records."""
+    evil = b"\x1b[2J\r\n\x00\xff" + b"x" * 2_000_000
+    lake.receive(0, {"key": evil, "value": evil, "headers": [{"key": "\x1b[31m", "value": evil}]})
+    letter = {"stage": "decode", "reason": "\x1b]0;owned\x07" * 99, "topic": "events", "partition": 0, "offset": 0}
+    lake.write("ops.dead", [letter], schema=DEAD_SCHEMA)
+
+    text = lake.trace("events/0/0").output
+    assert all(line.isprintable() for line in text.splitlines())
+    assert len(text) < 8_000
+    assert len(lake.trace("events/0/0", "--json").output) < 20_000
+    (record,) = lake.lines("events/0/0", "record")
+    assert record["facts"]["value_bytes"] == len(evil)
+
+
+def test_topics_may_be_paths_and_sources_may_have_none(lake: HandLake) -> None:
+    """Without it records of files, and of Spark's other sources, cannot be looked for."""
+    lake.receive(0, {"topic": "file:/in/a b.json", "partition": None, "value": b"{}"})
+    lake.receive(1, {"topic": None, "partition": None, "value": b"{}"})
+    assert lake.trace("file:/in/a b.json//0").exit_code == 0
+    assert lake.trace("//10").exit_code == 0
+    assert [line["facts"]["batch"] for line in lake.lines("//10", "batch")] == [1]
+
+
+def test_tables_without_coordinates_have_batches_and_no_row(lake: HandLake) -> None:
+    """Without it a row that only looks like that of the record is taken for it."""
+    lake.receive(0, {"value": b'{"game": "uno"}'})
+    lake.write("silver.uno", [{"game": "uno"}], f"{RUN}/all/tables/silver.uno", 0)
+    lake.write("silver.go", [{"game": "go"}], f"{RUN}/all/tables/silver.go", 1)
+    lake.write("silver.foreign", [{"game": "uno"}])
+
+    (line,) = lake.lines("events/0/0", "all/tables")
+    (commit,) = line["facts"]["commits"]
+    assert (line["known"], commit["table"], commit["version"], commit["rows"]) == ("read", "silver.uno", 0, 1)
+
+
+def test_a_log_is_searched_by_halves_and_says_where_it_begins(lake: HandLake) -> None:
+    """Without it a batch whose commit was cleaned away looks like one that the table never got."""
+    app_id = f"{RUN}/all/tables/silver.uno"
+    for batch in range(0, 80, 2):
+        lake.write("silver.uno", [{"game": "uno"}], app_id, batch)
+        if batch % 10 == 0:
+            lake.write("silver.uno", [{"game": "uno"}])  # of another writer
+    on_disk = Lake.at(str(lake.folder / "lake"))
+    versions = {}
+    for batch in range(80):
+        commit = find_commit(on_disk, "silver.uno", app_id, batch)
+        assert (commit is not None) == (batch % 2 == 0)
+        if commit is not None:
+            assert commit.transactions == {app_id: batch}
+            versions[batch] = commit.version
+        later = find_commit(on_disk, "silver.uno", app_id, batch, exact=False)
+        assert (later is None) == (batch > 78)
+        assert later is None or later.transactions[app_id] in (batch, batch + 1)
+    assert find_commit(on_disk, "silver.nothing", app_id, 3) is None
+
+    DeltaTable(lake.path("silver.uno")).create_checkpoint()
+    for version in range(versions[20]):
+        (lake.path("silver.uno") / "_delta_log" / f"{version:020}.json").unlink()
+    for batch in range(20):
+        with pytest.raises(TableError, match="its log begins with version"):
+            find_commit(on_disk, "silver.uno", app_id, batch)
+    assert find_commit(on_disk, "silver.uno", app_id, 21) is None
+    for batch in range(20, 80, 2):
+        commit = find_commit(on_disk, "silver.uno", app_id, batch)
+        assert commit is not None
+        assert commit.version == versions[batch]
+
+
+def test_quarantined_rows_are_told_for_as_long_as_their_files_are_there(lake: HandLake) -> None:
+    """Without it nobody knows that a row waited, once it was let in."""
+    quarantine = "quarantine.games__all__tables"
+    lake.receive(0, {"value": b'{"game": "uno"}'}, {"value": b'{"game": "uno"}'})
+    row = {"game": "uno", "_table": "silver.uno", "_query": RUN, "_batch_id": 0, "_cause": None}
+    row |= {"_topic": "events", "_partition": 0, "_offset": 1}
+    texts = ["game", "_table", "_query", "_cause", "_topic"]
+    numbers = {"_batch_id": pa.int64(), "_partition": pa.int32(), "_offset": pa.int64()}
+    schema = pa.schema({**dict.fromkeys(texts, pa.string()), **numbers})
+    lake.write(quarantine, [row], f"{RUN}/all/tables/quarantine/{quarantine}", 0, schema)
+    (waits,) = lake.lines("events/0/1", "all/tables")
+    assert waits["text"] == "its row for silver.uno waits for its approval: null"
+    assert lake.lines("events/0/0", "all/tables") == []
+
+    lake.write("silver.uno", [{"game": "uno"}], f"{RUN}/release/all/tables/silver.uno", 0)
+    DeltaTable(lake.path(quarantine)).delete()
+    was, released = lake.lines("events/0/1", "all/tables")
+    assert (was["known"], released["known"]) == ("read", "derived")
+    assert released["text"] == "it was released into silver.uno with version 0"
+    assert lake.lines("events/0/0", "all/tables") == []
+
+    for file in lake.path(quarantine).glob("*.parquet"):
+        file.unlink()
+    (gone,) = lake.lines("events/0/1", "all/tables")
+    assert (gone["known"], gone["origin"]) == ("unknown", "their file was deleted")
+
+
+def test_an_upsert_shows_whose_row_the_key_has(lake: HandLake) -> None:
+    """Without it a row that came late and one that was overwritten look alike: both are not there."""
+    outbox = "outbox.games__newest__upsert"
+    keyed = {"router.keyed": json.dumps({"keys": ["id"], "order": ["offset"], "history": False})}
+
+    def row(number: int, offset: int, arrival: int) -> dict[str, Any]:
+        return {"id": number, "_topic": "events", "_partition": 0, "_offset": offset, "_arrival": arrival}
+
+    lake.receive(0, {"value": b"1"}, {"value": b"2"})
+    lake.receive(1, {"value": b"1"}, {"value": b"3"})
+    rows = [row(1, 0, 0), row(2, 1, 0), row(1, 10, 1), row(3, 11, 1)]
+    lake.write(outbox, [{**one, "_table": "gold.newest"} for one in rows])
+    lake.write("gold.newest", [row(1, 10, 1), row(2, 1, 0), row(3, 1, 0)])
+    set_properties(DeltaTable(lake.path("gold.newest")), keyed)
+
+    def told(offset: int) -> list[tuple[str, str]]:
+        return [(line["known"], line["text"]) for line in lake.lines(f"events/0/{offset}", "newest/upsert")[1:]]
+
+    assert told(1)[0] == ("read", 'gold.newest has its row: {"id": 2}')
+    overwritten = 'the row of its key ({"id": 1}) in gold.newest is of record events/0/10 today'
+    assert told(0) == [("read", "gold.newest has no row of it today"), ("read", overwritten)]
+    late = ("derived", "it came late, or waits, or one that was processed again took its place")
+    assert told(11)[2] == late
+
+
+def test_without_bronze_the_ledger_says_which_batch_read_the_offset(lake: HandLake) -> None:
+    """Without it a configuration without bronze knows nothing of its records."""
+    lake.receive(3, {"value": b"{}"}, {"value": b"{}"})
+    lake.file.write_text(TEXT.replace("bronze: bronze.events\n", ""))
+    assert [line["known"] for line in lake.lines("events/0/31", "record")] == ["unknown"]
+    assert [line["facts"]["batch"] for line in lake.lines("events/0/31", "batch")] == [3]
+    assert lake.trace("events/0/32").exit_code == 1
+
+
+def test_a_table_that_cannot_be_read_hides_no_other(lake: HandLake) -> None:
+    """Without it one damaged log leaves nobody a way to see what is left."""
+    lake.receive(0, {"value": b'{"game": "uno"}'})
+    lake.write("silver.uno", [{"game": "uno"}], f"{RUN}/all/tables/silver.uno", 0)
+    lake.write("silver.go", [{"game": "go"}], f"{RUN}/all/tables/silver.go", 0)
+    for table in ("silver.go", "ops.ledger"):
+        (lake.path(table) / "_delta_log" / f"{0:020}.json").write_text("damaged")
+
+    (batch,) = lake.lines("events/0/0", "batch")
+    assert (batch["known"], batch["text"]) == ("unknown", "what else is written of it")
+    lines = lake.lines("events/0/0", "all/tables")
+    assert {line["known"] for line in lines} == {"read", "unknown"}
+    assert [line["facts"]["commits"][0]["table"] for line in lines if line["known"] == "read"] == ["silver.uno"]
