@@ -5,6 +5,8 @@ Sinks that encode rows and send them share this module. It runs on the driver, e
 
 from __future__ import annotations
 
+import base64
+import json
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -83,6 +85,18 @@ def as_bytes(column: Column, kind: T.DataType, what: str) -> Column:
     if isinstance(kind, T.BinaryType):
         return column
     return column.cast("string").cast("binary")
+
+
+def show_value(value: bytes) -> Any:
+    """Return the value of JSON, for previews; other bytes as text, or in base64 if they are no text."""
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(value).decode()
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 @contextmanager

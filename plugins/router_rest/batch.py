@@ -8,10 +8,9 @@ one of their receipts; where a row is missing, or the body is another one by now
 
 from __future__ import annotations
 
-import base64
 import json
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -23,7 +22,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from router import Resent, StartError
-from router_encoders.outbox_rows import PLACE
+from router_encoders.outbox_rows import PLACE, show_value
 from router_rest.answers.classifier import Policy, next_steps
 from router_rest.delivery.batcher import FORMER_CALL_COLUMN, Batcher
 from router_rest.delivery.call import RequestBuilder
@@ -288,16 +287,10 @@ def _cut_calls(plan: SendPlan, encoding: Encoding, rows: DataFrame) -> Iterator[
 
 def _show_body(body: bytes, made: Body) -> Any:
     """Return a body as its values where it is JSON, those of each line for lines; else as text, or in base64."""
-    try:
-        text = body.decode()
-    except UnicodeDecodeError:
-        return base64.b64encode(body).decode()
-    try:
-        if made.between == b"\n":
-            return [json.loads(line) for line in text.split("\n")[:-1]]
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+    if made.between == b"\n":
+        with suppress(ValueError, RecursionError):
+            return [json.loads(line) for line in body.split(b"\n")[:-1]]
+    return show_value(body)
 
 
 FIRST_OFFSET_COLUMN = "_first"

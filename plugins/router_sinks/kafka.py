@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, SecretStr, field_validator
 from pyspark.errors import AnalysisException, ParseException
@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from router import ApplyingSink, Batch, Encoder, Encoding, Opening, Outcome, Server, StartError, parse_template, tried
 from router_encoders import ToJson
-from router_encoders.outbox_rows import PLACE, as_bytes, bounded_batches, own_columns, with_event
+from router_encoders.outbox_rows import PLACE, as_bytes, bounded_batches, own_columns, show_value, with_event
 from router_encoders.reports import refused_rows
 from router_encoders.templates import text_column
 from router_sinks.kafka_topics import CreateTopics, Topics, check_topic, is_fixed, topic_fault
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
     from typing_extensions import Self
+
+    from router_sinks.kafka_client import PublishJob
 
 log = logging.getLogger("router")
 ROUTER_HEADER_PREFIX = "router."
@@ -68,6 +70,7 @@ class Kafka(ApplyingSink):
     """
 
     ordered: ClassVar[bool] = True
+    previews: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("router_sinks.kafka_client",)
 
     def talks_to(self, folder: Path) -> Iterable[Server]:
@@ -149,9 +152,7 @@ class Kafka(ApplyingSink):
         """Return this sink with the schema of its values. Asks Kafka and the registry."""
         from router_sinks.kafka_client import Sender
 
-        prepared = self.model_copy()
-        prepared._opening = opening
-        prepared._encodings = {}
+        prepared = self._opened(opening)
         try:
             encoding = prepared._encoding_of(opening.events)
             prepared._select_rows(opening.events, encoding).schema  # noqa: B018 - analyses the expressions
@@ -162,21 +163,36 @@ class Kafka(ApplyingSink):
         log.info("values for %s are written as %s", self.topic, encoding.what)
         return prepared
 
+    def preview(self, events: DataFrame, opening: Opening) -> list[dict[str, Any]]:
+        """Return the records: `topic`, `key`, `value`, `headers`. No broker is asked, so topics are taken to exist.
+
+        Rows of which no record can be made are left out. Headers of the router that every batch has are, too.
+        """
+        from router_sinks.kafka_client import outgoing_records
+
+        sink = self._opened(opening)
+        encoding = sink._encoding_of(events)
+        rows = sink._select_rows(events, encoding).sort(*PLACE).toArrow()
+        names = frozenset(name for name in rows["_to"].combine_chunks().field("topic").to_pylist() if name)
+        topics = Topics(frozenset(name for name in names if not topic_fault(name)), {}, fixed=False)
+        job = sink._job(encoding, topics, {})
+        shown = []
+        for part in rows.to_batches():
+            for topic, key, value, headers in outgoing_records(part, job)[0]:
+                texts = {name: show_value(content) for name, content in headers}
+                shown.append(
+                    {"topic": topic, "key": key and show_value(key), "value": show_value(value), "headers": texts}
+                )
+        return shown
+
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:
         """Send the rows of one batch. Raises ConnectionError while Kafka or the registry is unavailable."""
-        from router_sinks.kafka_client import PUBLISH_REPORT_DDL, PublishJob, publish_task
+        from router_sinks.kafka_client import PUBLISH_REPORT_DDL, publish_task
 
         encoding = self._encoding_of(events)
         rows = self._select_rows(events, encoding)
         marks = {"query": batch.query, "sink": f"{batch.route}/{batch.sink}", "batch": str(batch.id)}
-        job = PublishJob(
-            settings=self._settings,
-            encoding=encoding,
-            topics=replace(self._find_topics(rows), other_cluster=self.other_cluster),
-            headers=tuple(self.headers),
-            marks=tuple((f"{ROUTER_HEADER_PREFIX}{name}", text.encode()) for name, text in marks.items()),
-            timeout=self.timeout,
-        )
+        job = self._job(encoding, self._find_topics(rows), marks)
         ordered = rows.repartition("_topic", "_partition").sortWithinPartitions(*PLACE)
         with bounded_batches(events.sparkSession):
             # Computed once and kept: reading the reports later must not send the records again.
@@ -184,6 +200,19 @@ class Kafka(ApplyingSink):
                 eager=True
             )
         return self._sum_reports(events, reports)
+
+    def _job(self, encoding: Encoding, topics: Topics, marks: Mapping[str, str]) -> PublishJob:
+        """Return what tasks need; `marks` are the headers of the router that all rows share."""
+        from router_sinks.kafka_client import PublishJob
+
+        return PublishJob(
+            settings=self._settings,
+            encoding=encoding,
+            topics=replace(topics, other_cluster=self.other_cluster),
+            headers=tuple(self.headers),
+            marks=tuple((f"{ROUTER_HEADER_PREFIX}{name}", text.encode()) for name, text in marks.items()),
+            timeout=self.timeout,
+        )
 
     def _sum_reports(self, events: DataFrame, reports: DataFrame) -> Outcome:
         summed = reports.groupBy("kind").agg(F.sum("rows").alias("rows"), F.max("text").alias("text")).collect()
@@ -197,6 +226,12 @@ class Kafka(ApplyingSink):
             cause = "some were refused, or `batch.size` is above a topic's max.message.bytes"
             log.warning("%d records for %s were sent one by one: %s", rows["alone"], self.topic, cause)
         return Outcome(rows.get("sent", 0), refused_rows(events, reports) if "refused" in rows else None)
+
+    def _opened(self, opening: Opening) -> Self:
+        opened = self.model_copy()
+        opened._opening = opening
+        opened._encodings = {}
+        return opened
 
     def _encoding_of(self, events: DataFrame) -> Encoding:
         """Return the encoding of rows with these columns; it is kept for further batches of these columns."""

@@ -292,7 +292,8 @@ def _find_differences(
         outbox = outbox_of(config.name, route, name)
         if isinstance(sink, MergingSink):
             hidden.add(outbox)
-        if isinstance(sink, ApplyingSink) and sink.previews:
+        # A case that lists the rows of an outbox asks for no calls: encoders may need a registry for them.
+        if isinstance(sink, ApplyingSink) and sink.previews and outbox not in (case.expect.tables or {}):
             hidden.add(outbox)
             key = f"{route}/{name}"
             sent[key] = []

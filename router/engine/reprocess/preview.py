@@ -251,7 +251,7 @@ class Trial:
         """Yield what sinks would send. Those that can say how make their first calls, at most `count`.
 
         Those of the first rows, or of the records at some places (topic, partition, offset). Of a sink that cannot say
-        how come the first rows; for places none, as `staged_rows` has them.
+        how come the first rows; for places none, as `staged_rows` has them. Notes why a sink could not send.
         """
         spark = self.context.spark
         sinks = {f"{route}/{name}": sink for route, name, sink in self.context.config.all_sinks()}
@@ -267,7 +267,12 @@ class Trial:
                 else:
                     chosen = spark.createDataFrame(places, f"{TOPIC} string, {PARTITION} int, {OFFSET} long")
                     events = events.join(F.broadcast(chosen), [TOPIC, PARTITION, OFFSET], "left_semi")
-                calls = sink.preview(events, Opening(self.context.folder, events.limit(0), trial=True))
+                try:
+                    calls = sink.preview(events, Opening(self.context.folder, events.limit(0), trial=True))
+                except StartError as error:
+                    self.noted.append(f"{commit.target}: {first_line(error)}")
+                except OSError as error:
+                    self.waiting[commit.target] = first_line(error)
             elif count and places is None:
                 calls = as_rows(events.drop(*_ONLY_IN_OUTBOXES).limit(count).toArrow())
             yield SinkPreview(commit.target, commit.rows, calls[:count])
@@ -282,6 +287,7 @@ def preview_records(context: ReprocessContext, choice: RecordChoice, samples: in
 def preview_of(trial: Trial, records: RawRecords, samples: int, place: str) -> Preview:
     """Return the preview of records by their trial."""
     partitions = trial.decision.partitions
+    sinks = tuple(trial.calls(samples))
     return Preview(
         place=place,
         read=sum_counts(partitions, "read"),
@@ -289,7 +295,7 @@ def preview_of(trial: Trial, records: RawRecords, samples: int, place: str) -> P
         stops=tuple(trial.noted),
         tables=tuple(_tables(trial, samples)),
         views=tuple(_views(trial, records, samples)),
-        sinks=tuple(trial.calls(samples)),
+        sinks=sinks,
         dead_letters=tuple(groups_in(trial.dead_letters(), DeadLetterSelection(), samples=1, value_bytes=None)),
         expectations=dict(sum_by_key(partitions, "violated")),
         waiting=trial.waiting,

@@ -472,7 +472,8 @@ routes:
     select: ["event.n"]
     sinks:
       - {{rest: "{api}/wins"}}
-      - {{kafka: {{servers: "{servers}", topic: {topic}-copy, create_topics: {{partitions: 1}}}}}}
+      - {{kafka: {{servers: "{servers}", topic: "{topic}-{{event.n}}", create_topics: {{partitions: 1}}}}}}
+      - {{sql: {{url: "postgresql://nobody@127.0.0.1:9/none", table: wins}}}}
 trigger: {{once: true}}
 dead_letters: ops.dead
 """
@@ -508,8 +509,59 @@ def test_registry_broker_and_api_are_as_before(game: Game, broker: EmbeddedKafka
     assert {seen.method for seen in faulty.seen} == {"GET"}
     calls = {sink["sink"]: sink["calls"] for sink in found["sinks"]}
     assert [call["body"] for call in calls["wins/rest"]] == [{"n": 3}, {"n": 4}]
+    placed = [{"router.topic": topic, "router.partition": 0, "router.offset": n} for n in (3, 4)]
+    assert calls["wins/kafka"] == [
+        {"topic": f"{topic}-{n}", "key": None, "value": {"n": n}, "headers": headers}
+        for n, headers in zip((3, 4), placed, strict=True)
+    ]
     # A sink that cannot say what it would send: the rows that it would get.
-    assert sorted(calls["wins/kafka"], key=str) == [{"n": 3}, {"n": 4}]
+    assert sorted(calls["wins/sql"], key=str) == [{"n": 3}, {"n": 4}]
+
+
+def test_a_record_of_8_mb_goes_where_its_batch_puts_it(game: Game) -> None:
+    """Without it one huge record hides where all others go, or fills the terminal."""
+    game.gets({"n": 1, "name": "x" * (8 << 20), "game": "uno"}, {"n": 2, "name": "p", "game": "uno"}, "no JSON")
+
+    found = game.document("--samples", "9")
+    shown = game.preview().output
+    game.runs()
+
+    (uno,) = [table for table in found["tables"] if table["table"] == "silver.uno"]
+    rows = game.rows("silver.uno")
+    assert sorted((row["n"], len(row["name"])) for row in rows) == [(1, 8 << 20), (2, 1)]
+    assert sorted((row["n"], len(row["name"])) for row in uno["samples"]) == [(1, 8 << 20), (2, 1)]
+    assert letters_of(found["dead_letters"]) == letters_of(game.rows("ops.dead"))
+    assert len(shown) < 10_000
+
+
+UNSENDABLE = """\
+name: games
+lake: {folder}/lake
+source: {{files: {{path: {folder}/in}}}}
+decode: {{json: "n int"}}
+routes:
+  - name: wins
+    match: {{sql: "event.n IS NOT NULL"}}
+    sinks:
+      - {{kafka: {{servers: "127.0.0.1:9", topic: away, value: {{to_avro: {{registry: "http://127.0.0.1:9"}}}}}}}}
+      - {{kafka: {{servers: "127.0.0.1:9", topic: none, value: {{to_avro: {{registry: "{registry}"}}}}}}}}
+      - {{kafka: {{servers: "127.0.0.1:9", topic: some, value: {{to_json: {{}}}}, key: "concat('p', event.n)"}}}}
+dead_letters: ops.dead
+"""
+
+
+def test_a_sink_that_could_not_send_says_why(game: Game, faulty: FaultyRegistry) -> None:
+    """Without it a registry that is away, or a subject without a schema, hides where all other rows go."""
+    (game.folder / "games.yaml").write_text(UNSENDABLE.format(folder=game.folder, registry=faulty.url))
+    game.gets({"n": 1})
+
+    found = game.document(code=1)
+
+    assert found["stops"] == ["wins/kafka_2: subject none-value has no schema; register one, or set `register: true`"]
+    assert found["waiting"].keys() == {"wins/kafka"}
+    assert "waiting for the schema registry" in found["waiting"]["wins/kafka"]
+    messages = {sink["sink"]: sink["calls"] for sink in found["sinks"]}
+    assert [(message["topic"], message["key"]) for message in messages["wins/kafka_3"]] == [("some", "p1")]
 
 
 def test_a_choice_that_cannot_be_made_is_refused(game: Game) -> None:
