@@ -119,6 +119,27 @@ def test_times_of_any_year_are_shown(run: Run, write: Any) -> None:
     assert "55840-11-08T22:13:20" in run("--samples", "3").output
 
 
+def test_records_of_any_year_are_samples_of_an_expectation(run: Run, write: Any, tmp_path: Path) -> None:
+    """Without it one producer's clock, or a source without times, leaves nobody a way to see what does not hold."""
+    expecting = "expect: [{name: gamer, sql: event.amount > 0, otherwise: dead_letter}], sinks"
+    (tmp_path / "games.yaml").write_text(TEXT.replace("sinks", expecting))
+    times = {1: 1_700_000_000_000_000_000, 2: None, 3: 0}
+    write(letter(offset, "expect", "expectation gamer does not hold", timestamp=time) for offset, time in times.items())
+
+    arguments = ["expectations", "games.yaml", "--samples", "2", "--json"]
+    found = CliRunner().invoke(commands, arguments, prog_name="router", catch_exceptions=False)
+
+    (expectation,) = json.loads(found.stdout)["expectations"]
+    newest, before = expectation["samples"]
+    assert newest == {
+        "topic": "game-events",
+        "partition": 3,
+        "offset": 1,
+        "timestamp": "55840-11-08T22:13:20.000000",
+    }, "the place of the record, and no content"
+    assert before["timestamp"] == "1970-01-01T00:00:00.000Z"
+
+
 def test_what_a_replay_took_is_not_counted_unless_asked_for(run: Run, write: Any) -> None:
     """An operator who has sent dead letters again would look for them a second time."""
     write([letter(1)])

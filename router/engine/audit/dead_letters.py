@@ -22,7 +22,7 @@ from router.delta.dataset import dataset_of
 from router.delta.unreadable_values import as_rows
 from router.engine.checkpoint_store import lake_and_checkpoint
 from router.errors import TableError, first_line
-from router.record import RECORD_ARRIVAL
+from router.record import PLACE, RECORD_ARRIVAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,8 +37,8 @@ SINGLE_REASONS = 10
 """Reasons that are listed if there are too many and each has one dead letter: examples of the others."""
 CANDIDATES = 5_000
 """Groups that are kept in memory during the search for the most frequent reasons."""
-_SAMPLE_COLUMNS = ["topic", "partition", "offset", "timestamp", "value"]
-_WHOLE_RECORD = [*_SAMPLE_COLUMNS, "key", "headers"]
+_PLACE_AND_TIME = [*PLACE, "timestamp"]
+_WHOLE_RECORD = [*_PLACE_AND_TIME, "value", "key", "headers"]
 VALUE_BYTES = 1_000
 """Bytes of a sample's value that are kept."""
 _ROWS_AT_ONCE = 65_536
@@ -87,7 +87,7 @@ class DeadLetterGroup:
     """Dead letters of one stage, route, sink and reason; if the reason is None, those with all other reasons.
 
     `first` and `last` are the times of the records, texts beyond the years 1 to 9999. `samples` are the newest records,
-    with `_SAMPLE_COLUMNS`; a whole one also has `_WHOLE_RECORD` and its own `letter_reason`.
+    with place, time and value; a whole one has `_WHOLE_RECORD` and its own `letter_reason`.
     """
 
     stage: str
@@ -101,12 +101,17 @@ class DeadLetterGroup:
 
 
 def dead_letter_groups(
-    config: Config, selection: DeadLetterSelection, samples: int = 0, whole: int | None = None
+    config: Config,
+    selection: DeadLetterSelection,
+    samples: int = 0,
+    whole: int | None = None,
+    value_bytes: int | None = VALUE_BYTES,
 ) -> list[DeadLetterGroup]:
     """Return the groups of dead letters, the largest first, and the newest records of each.
 
     With `whole`, the place of a group counted from 0, that group alone gets its newest record, and the whole of it.
-    Raises TableError if the table cannot be read.
+    Values of samples are cut to `value_bytes`; 0: samples have none, None: they are whole. Raises TableError if the
+    table cannot be read.
     """
     lake, _ = lake_and_checkpoint(config)
     try:
@@ -114,7 +119,7 @@ def dead_letter_groups(
         if table is None:
             return []
         letters = dataset_of(table, "stage", "route", "sink", "reason", "timestamp", "replayed")
-        return groups_in(letters, selection, samples, whole)
+        return groups_in(letters, selection, samples, whole, value_bytes)
     except (DeltaError, OSError, pa.ArrowInvalid) as error:
         raise TableError(config.dead_letters, f"it cannot be read: {first_line(error)}") from error
 
@@ -129,8 +134,7 @@ def groups_in(
 ) -> list[DeadLetterGroup]:
     """Return the groups of dead letters in a table, or in files: see `dead_letter_groups`.
 
-    Values of samples are cut to `value_bytes`; None: they are whole. With `sampled_rows` only so many of the first
-    dead letters are looked at for samples.
+    With `sampled_rows` only so many of the first dead letters are looked at for samples.
     """
     counted, reasons = _count_groups(letters, selection)
     rows = as_rows(counted)
@@ -245,12 +249,16 @@ def _add_samples(
 ) -> None:
     """Add the newest records of each group, at most so many."""
     by_group = {(group.stage, group.route, group.sink, group.reason): group.samples for group in groups}
-    columns = _WHOLE_RECORD if whole else _SAMPLE_COLUMNS
+    columns = [*_PLACE_AND_TIME]
+    if whole:
+        columns = _WHOLE_RECORD
+    elif value_bytes != 0:
+        columns.append("value")
     parts = _read_parts(letters, selection, [*_GROUP_COLUMNS, *columns], sampled_rows or SAMPLED_ROWS_AT_ONCE)
     for part in islice(parts, 1) if sampled_rows else parts:
         with_reason = part.append_column("letter_reason", part["reason"]) if whole else part
         rows = _newest_of_groups(_without_rare_reasons(with_reason, reasons), most)
-        if value_bytes is not None:
+        if value_bytes:
             number = rows.schema.get_field_index("value")
             rows = rows.set_column(number, "value", pc.binary_slice(rows["value"], 0, value_bytes))
         for row in as_rows(rows):

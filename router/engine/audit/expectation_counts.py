@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from router.delta.dataset import dataset_of
+from router.engine.audit.dead_letters import DeadLetterSelection, dead_letter_groups
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.label.layout import UNMET
 from router.engine.views.note import REFRESHES, Note, view_note_path
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 PERIODS = REFRESHES
 """Into how many parts of equal length the time of a ledger is divided, for a trend."""
 COLUMNS = ["route", "sink", "read", "dropped", "matched", "violated", "finished"]
-_RECORD_COLUMNS = ["topic", "partition", "offset", "timestamp"]
 
 
 @dataclass
@@ -69,7 +69,7 @@ def expectation_counts(config: Config, samples: int = 0) -> list[ExpectationCoun
     if counts:
         _add_ledger(counts, lake, config)
         if samples:
-            _add_samples(counts, lake, config, samples)
+            _add_samples(counts, config, samples)
     return [*counts.values(), *_counts_of_views(config, CheckpointStore(checkpoint))]
 
 
@@ -133,19 +133,11 @@ def _read_ledger(lake: Lake, config: Config) -> pa.Table | None:
     return dataset.to_table(columns=COLUMNS, filter=(pc.field("query") == config.name) & chosen)
 
 
-def _add_samples(counts: CountsByPlace, lake: Lake, config: Config, most: int) -> None:
+def _add_samples(counts: CountsByPlace, config: Config, most: int) -> None:
     """Add the places of the newest records that each expectation of a route has made dead letters."""
-    table = lake.open(config.dead_letters)
-    if table is None:
-        return
     names = {UNMET.format(name): name for route, name in counts if route is not None}
-    refused = (pc.field("stage") == Stage.EXPECT.value) & pc.field("reason").isin(list(names))
-    dataset = dataset_of(table, "stage", "reason")
-    for part in dataset.to_batches(columns=["route", "reason", *_RECORD_COLUMNS], filter=refused):
-        for row in part.to_pylist():
-            of_expectation = counts.get((row.pop("route"), names[row.pop("reason")]))
-            if of_expectation is None:
-                continue
-            of_expectation.samples.append(row)
-            of_expectation.samples.sort(key=lambda sample: sample["timestamp"], reverse=True)
-            del of_expectation.samples[most:]
+    selection = DeadLetterSelection(stages=(Stage.EXPECT,), replayed=True)
+    for group in dead_letter_groups(config, selection, most, value_bytes=0):
+        of_expectation = counts.get((group.route, names.get(group.reason or "", "")))
+        if of_expectation is not None:
+            of_expectation.samples = group.samples
