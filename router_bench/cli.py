@@ -41,7 +41,7 @@ def _parse_counts(ctx: click.Context, param: click.Parameter, text: str) -> tupl
     return tuple(sorted({int(word) for word in words}))
 
 
-@click.command(short_help="Measure a configuration against the partitions of its topic.")
+@click.command()
 @config_argument
 @click.option("--partitions", callback=_parse_counts, default="1,2,4,8,16", show_default=True, help="Of the topic.")
 @click.option("--rows", callback=_parse_count, default="1M", show_default=True, help="Records of a topic: one batch.")

@@ -41,7 +41,7 @@ def _check_name(_context: click.Context, _argument: click.Parameter, name: str) 
     return name
 
 
-@click.command(short_help="Write a configuration and its tests, from a sample of a topic or of files.")
+@click.command()
 @click.argument("name", callback=_check_name)
 @click.option("--kafka", "servers", metavar="SERVERS", help="Brokers, host:port, several with commas.")
 @click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Of the brokers; may be given several times.")

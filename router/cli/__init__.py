@@ -40,31 +40,31 @@ COMMANDS = {
     "dead-letters": ("router.cli.dead_letters:dead_letters", "Count dead letters by stage, route, sink and reason."),
     "doctor": ("router.cli.doctor:doctor", "Report what on this machine keeps a configuration from running."),
     "expectations": ("router.cli.tables:expectations", "Show how often expectations do not hold."),
-    "graph": ("router.cli.graph:graph", "Draw source, decoder, routes, sinks and tables."),
+    "graph": ("router.cli.graph:graph", "Draw a configuration: source, decoder, routes, sinks, tables."),
     "help": ("router.cli.manual:show_topic", "Show a page of the documentation, or list all."),
     "history": ("router.cli.history:history", "Show what ran when, what it changed, and what became of the records."),
     "init": ("router_init.cli:init", "Write a configuration and its tests, from a sample of a topic or of files."),
-    "ledger": ("router.cli.tables:ledger", "Print the last batches and their balance."),
+    "ledger": ("router.cli.tables:ledger", "Show what became of the records of the last batches."),
     "maintain": ("router.cli.tables:maintain", "Compact and clean tables."),
     "plugins": (
         "router.cli.plugins:plugins",
         "List parts, show the page of one, or write a package for your own.",
     ),
     "preview": ("router.cli.preview:preview", "Show where real records would go, before anything is written."),
-    "quarantine": ("router.cli.quarantine:quarantine", "Show, release or discard quarantined rows."),
+    "quarantine": ("router.cli.quarantine:quarantine", "Show, approve, release or discard quarantined rows."),
     "rebuild": ("router.cli.verify:rebuild", "Rebuild tables from bronze, or from the topic."),
     "replay": ("router.cli.replay:replay", "Send dead letters and parked rows again."),
     "run": ("router.cli.run:run", "Run a configuration."),
     "schema": ("router.cli.plugins:schema", "Print the configuration's JSON Schema, for editors."),
     "status": ("router.cli.status:status", "Show the state of a stream in a dozen lines, and as an exit code."),
     "submit": ("router.cli.submit:submit", "Run a configuration on a cluster, by spark-submit."),
-    "tables": ("router.cli.tables:tables", "List every table with its state."),
+    "tables": ("router.cli.tables:tables", "List tables with their state, or show all about one."),
     "test": ("router.cli.check:test", "Run route tests: records in, rows expected."),
     "trace": ("router.cli.record_trace:trace", "Show what happened to one record, and how that is known."),
     "verify": ("router.cli.verify:verify", "Compare tables with manifests, ledger and bronze."),
     "views": ("router.cli.views:views", "Show views, how they follow changes, or refresh them now."),
 }
-"""Command -> where it is, and its line in the help: `router --help` imports none of them."""
+"""Command -> where it is, and its line in the help and on its page: `router --help` imports none of them."""
 
 COMMAND_GROUPS = {
     "Write a configuration": ("init", "check", "test", "preview", "graph", "schema"),

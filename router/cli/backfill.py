@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 RANGE_FORMS = 'a time with a zone (2025-01-31T12:00:00Z), or offsets as JSON: {"events": {"0": 1200}}'
 
 
-@click.command(short_help="Reprocess a range of records, into tables.")
+@click.command()
 @config_argument
 @click.option("--from", "begin", required=True, metavar="PLACE", help=f"Where the range begins: {RANGE_FORMS}.")
 @click.option("--to", "end", required=True, metavar="PLACE", help="Where it ends; the record there is not taken.")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from router.errors import Problem
 
 
-@click.command(short_help="Find every mistake in a configuration.")
+@click.command()
 @config_argument
 @click.option("--plan", is_flag=True, help="Also analyse every rule and projection with Spark (takes seconds).")
 @click.option(
@@ -184,7 +184,7 @@ def _count_of_noun(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-@click.command(short_help="Run route tests: records in, rows expected.")
+@click.command()
 @click.argument("files", type=existing_file, nargs=-1, required=True)
 @click.option("--junit-xml", type=click.Path(dir_okay=False, path_type=Path), help="Also write a report for CI.")
 @json_option

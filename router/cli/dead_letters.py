@@ -51,7 +51,7 @@ def letter_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.command(short_help="Count dead letters by stage, route, sink and reason.")
+@click.command()
 @config_argument
 @letter_options
 @click.option("--all", "replayed", is_flag=True, help="Also those that a replay has taken.")

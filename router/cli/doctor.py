@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from router.engine.preflight.doctor import Diagnosis
 
 
-@click.command(short_help="Report what on this machine keeps a configuration from running.")
+@click.command()
 @click.argument("file", type=existing_file, required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list: subject, state, what, todo.")
 @plugin_option

@@ -120,7 +120,7 @@ format_option = click.option(
 )
 
 
-@click.command(short_help="Draw a configuration: source, decoder, routes, sinks, tables.")
+@click.command()
 @config_argument
 @click.option("--lake", is_flag=True, help="With counts of the ledger, and the tables that each sink has written.")
 @click.option("--table", metavar="TABLE", help="Only how records come into this table, and what reads it, by the lake.")

@@ -19,7 +19,7 @@ _RELATIVE_LINK = re.compile(r"!?\[([^\]]+)\]\((?!\w+:)([^)\s#]*)(?:#[^)\s]*)?\)"
 """A link that is no address: to another page, a file of the repository, or a place on the same page."""
 
 
-@click.command("help", short_help="Show a page of the documentation, or list all.")
+@click.command("help")
 @click.argument("topic", required=False)
 def show_topic(topic: str | None) -> None:
     """Show the page TOPIC of the documentation, as Markdown in a pipe; without TOPIC, list all pages."""

@@ -35,7 +35,7 @@ class _Plugins(click.Group):
         return super().parse_args(ctx, args)
 
 
-@click.group(cls=_Plugins, short_help="List parts, show the page of one, or write a package for your own.")
+@click.group(cls=_Plugins)
 def plugins() -> None:
     """List decoders, rules, sinks, encoders and views, show the manual page of one, or write a package for your own.
 
@@ -130,7 +130,7 @@ def kind_text(annotation: object) -> str:
     return f"{name}[{inner}]" if inner else name
 
 
-@click.command(short_help="Print the configuration's JSON Schema, for editors.")
+@click.command()
 @plugin_option
 def schema(plugin_files: tuple[Path, ...]) -> None:
     """Print the JSON Schema of configuration files, with every available part.

@@ -37,7 +37,7 @@ _EMPTY_SAMPLE = {"record": "", "before": "", "now": ""}
 MERGE_COUNTS = ("inserted", "updated", "deleted", "late", "refused")
 
 
-@click.command(short_help="Show where real records would go, before anything is written.")
+@click.command()
 @config_argument
 @click.option("--last", default=1000, show_default=True, type=click.IntRange(1), help="About so many of the newest.")
 @click.option("--since", metavar="TIME", help="All since a time with a zone, or a length of time ago (2 h).")

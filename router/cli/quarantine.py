@@ -42,7 +42,7 @@ def waiting_rows(command: Callable[..., None]) -> Callable[..., None]:
     return with_waiting_rows
 
 
-@click.group(short_help="Show, approve, release or discard quarantined rows.")
+@click.group()
 def quarantine() -> None:
     """Show, approve, release or discard quarantined rows.
 

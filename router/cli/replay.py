@@ -43,7 +43,7 @@ class ReplayChoice:
     sinks: list[tuple[str, str, ApplyingSink]]
 
 
-@click.command(short_help="Send dead letters and parked rows again.")
+@click.command()
 @config_argument
 @letter_options
 @click.option(

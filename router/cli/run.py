@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from router.engine.status.board import StatusBoard
 
 
-@click.command(short_help="Run a configuration.")
+@click.command()
 @config_argument
 @click.option("--once", is_flag=True, help="Take what is there, then end.")
 @click.option("--every", metavar="INTERVAL", help="Start a batch at this interval: 10 s, 5 min.")
@@ -189,7 +189,7 @@ def _choose_trigger(once: bool, every: str | None, continuous: bool) -> Trigger 
     return Trigger(once=once, every=every, continuous=continuous)
 
 
-@click.command(hidden=True, short_help="Make every later start some seconds faster.")
+@click.command(hidden=True)
 def warm_up() -> None:
     """Write an archive of the classes that a run loads (about 200 MB, in ~/.cache/spark-event-router or $ROUTER_CACHE).
 

@@ -42,7 +42,7 @@ EXIT_CODES = {"look": 1, "act": 2}
 """Exit codes by the severity of the worst finding."""
 
 
-@click.command(short_help="Show the state of a stream in a dozen lines, and as an exit code.")
+@click.command()
 @config_argument
 @click.option(
     "--max-age",

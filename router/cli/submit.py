@@ -34,7 +34,7 @@ SETTINGS_AHEAD = ("spark.driver.", "spark.jars", "spark.kubernetes.", "spark.sub
 VARIABLE_REFERENCE = re.compile(r"(?<!\$)\$\{([A-Za-z_]\w*)(?::-[^}]*)?\}")
 
 
-@click.command(short_help="Run a configuration on a cluster, by spark-submit.")
+@click.command()
 @config_argument
 @click.option("--master", required=True, help="spark://HOST:7077, yarn, k8s://https://HOST:6443, local[4].")
 @click.option(

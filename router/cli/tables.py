@@ -56,7 +56,6 @@ COUNTS_OF_SINK = (*count_names("route"), *count_names("sink"))
 
 
 @click.command(
-    short_help="Show what became of the records of the last batches.",
     epilog="; ".join(count.equation for count in COUNTS if count.parts and count.scope != "batch"),
 )
 @config_argument
@@ -135,7 +134,7 @@ SINK_FIELDS = (
 )
 
 
-@click.command(short_help="List tables with their state, or show all about one.")
+@click.command()
 @config_argument
 @click.argument("patterns", metavar="[TABLE]...", nargs=-1)
 @click.option("--grants", is_flag=True, help="Print owner, tags and rights of the tables as SQL, for a catalog.")
@@ -220,7 +219,7 @@ STATE_FIELDS = (
 _TREND_BARS = " ▁▂▃▄▅▆▇█"
 
 
-@click.command(short_help="Show how often expectations do not hold.")
+@click.command()
 @config_argument
 @click.option("--samples", default=0, show_default=True, type=click.IntRange(0, 1000), help="Newest records of each.")
 @json_option
@@ -341,7 +340,7 @@ def _statements_for(table: str, options: CatalogOptions, catalog: str | None) ->
         yield f"GRANT {', '.join(privileges)} ON TABLE {name} TO {quote_identifier(principal)};"
 
 
-@click.command(short_help="Compact and clean tables.")
+@click.command()
 @config_argument
 @click.argument("patterns", metavar="[TABLE]...", nargs=-1)
 @click.option("--dry-run", is_flag=True, help="Show what would be done and how many bytes it would free.")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from router.engine.reprocess.repair_target import Repaired
 
 
-@click.command(short_help="Compare tables with manifests, ledger and bronze.")
+@click.command()
 @config_argument
 @click.argument("patterns", metavar="[TABLE]...", nargs=-1)
 @click.option("--contents", is_flag=True, help="Read every file: count its rows, and find values that readers refuse.")
@@ -127,7 +127,7 @@ def _verdict_on(audit: TableAudit) -> str:
     return f"ok, {audit.rows:,} rows in {audit.files:,} files, version {audit.version}"
 
 
-@click.command(short_help="Rebuild tables from bronze, or from the topic.")
+@click.command()
 @config_argument
 @click.argument("patterns", metavar="TABLE...", nargs=-1, required=True)
 @click.option(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from router.engine.views.refresh import Refresher
 
 
-@click.command(short_help="Show views, how they follow changes, or refresh them now.")
+@click.command()
 @config_argument
 @click.argument("patterns", metavar="[VIEW]...", nargs=-1)
 @click.option("--refresh", is_flag=True, help="Refresh them now, also those on demand.")

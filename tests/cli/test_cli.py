@@ -417,12 +417,12 @@ def test_run_says_by_its_exit_code_whether_a_restart_may_help(run, monkeypatch, 
     assert run("run").exit_code == code
 
 
-@pytest.mark.parametrize("name", ["check", "plugins", "schema"])
-def test_line_in_the_help_is_that_of_the_command(name):
-    place, line = router.cli.COMMANDS[name]
-    module, _, attribute = place.partition(":")
+@pytest.mark.parametrize("name", router.cli.COMMANDS)
+def test_a_command_has_one_line_in_the_help(name):
+    """Without it `router --help` and the reference page say different things of a command."""
+    module, _, attribute = router.cli.COMMANDS[name][0].partition(":")
 
-    assert getattr(import_module(module), attribute).short_help == line
+    assert getattr(import_module(module), attribute).short_help is None
 
 
 @pytest.mark.parametrize("arguments", [["-m", "router"], [str(TESTS.parent / "router" / "__main__.py")]])

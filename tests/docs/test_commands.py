@@ -46,7 +46,7 @@ def described(name: str, command: click.Command, shared: set[tuple[str, str]]) -
     """Return the section of a command: how it is called, what it does in a line, and its options."""
     context = click.Context(command, info_name=f"router {name}")
     usage = " ".join(command.get_usage(context).removeprefix("Usage: ").split())
-    lines = [f"### `{usage}`", command.get_short_help_str(limit=400), ""]
+    lines = [f"### `{usage}`", COMMANDS[name][1], ""]
     records = option_records(name, command)
     lines += [option_line(record) for record in records if record not in shared]
     options = [f"`{option}`" for option, text in records if (option, text) in shared]
