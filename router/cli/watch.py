@@ -23,6 +23,7 @@ from router.cli import configuration_file
 from router.cli.listing import show_listings, show_sentences
 from router.cli.session import watch_until_interrupted
 from router.cli.status import findings_of, headline_of, reason_lines, subject_sentences
+from router.engine.status.background import REST_PER_READING
 from router.engine.status.summary import summary_of_lake, summary_of_stream
 from router.errors import RouterError, commands_with_file, first_line
 
@@ -38,8 +39,6 @@ FRAME_SECONDS = 1.0
 """Seconds between two questions to the stream, and two frames: ages keep counting."""
 READ_SECONDS = 10.0
 """Seconds between two readings of a lake of which nothing new is reported."""
-REST_PER_READING = 20.0
-"""Seconds of rest for each second of reading: at most a twentieth of a core."""
 MISSED_ANSWERS = 3
 """Answers that a stream may miss until its lake is read in its place."""
 

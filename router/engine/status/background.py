@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+REST_PER_READING = 20.0
+"""Seconds of rest for each second of reading: whoever reads for the status takes a twentieth of a core at most."""
+
 
 class BackgroundThread(ABC):
     """A thread that runs until its block ends, or the process does. Use it as a context."""

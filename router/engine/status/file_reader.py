@@ -1,8 +1,7 @@
 """What a board cannot be told, for it stands in files: why dead letters came, what waits where and since when.
 
-One thread reads it, at its own pace: after each round it rests twenty times as long as it has read, so that it takes at
-most a twentieth of a core. It reads what has changed: the files that a batch has committed, and a quarantine with a new
-version. The stream waits for none of it.
+One thread reads it, at its own pace. It reads what has changed: the files that a batch has committed, and a quarantine
+with a new version. The stream waits for none of it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from router.engine.checkpoint_store import lake_and_checkpoint
 from router.engine.label.layout import DEAD_SCHEMA, quarantine_of
 from router.engine.quarantine.table import WAITS_FOR, quarantined_in
 from router.engine.start.spark_checkpoint import processed_offsets
-from router.engine.status.background import BackgroundThread
+from router.engine.status.background import REST_PER_READING, BackgroundThread
 from router.engine.status.snapshot import SAMPLED_BYTES, SAMPLES, DeadLetterSample, DeadLetterStatus, QuarantineStatus
 from router.engine.status.view_notes import noted_views
 from router.errors import RouterError, TableError, to_printable
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("router")
 _SHORTEST_PAUSE = 1.0
 _LONGEST_PAUSE = 600.0
-_PAUSE_PER_SECOND = 20.0
-"""Seconds of rest for each second of reading."""
 QUARANTINE_SECONDS = 10.0
 """Seconds between two looks for new versions of quarantines, which are two requests each."""
 _VIEW_SECONDS = 30.0
@@ -83,7 +80,7 @@ class StatusFileReader(BackgroundThread):
                 # Storage that is unavailable, or files that maintenance has removed: the stream says what is wrong.
                 log.debug("the status is not complete: %s", error)
             spent = time.monotonic() - began
-            pause = min(_LONGEST_PAUSE, max(_SHORTEST_PAUSE, _PAUSE_PER_SECOND * spent))
+            pause = min(_LONGEST_PAUSE, max(_SHORTEST_PAUSE, REST_PER_READING * spent))
 
     def read_changes(self) -> None:
         """Read once what has changed since the last time."""

@@ -23,7 +23,7 @@ from router.engine.preflight.explain import written_tables
 from router.engine.quarantine.table import list_quarantined, waiting_places
 from router.engine.start.checks import Checkpoint, last_manifest
 from router.engine.start.run_lock import is_run_active
-from router.engine.status.background import BackgroundThread
+from router.engine.status.background import REST_PER_READING, BackgroundThread
 from router.engine.status.board import FIELDS, KEPT_BATCHES, installed_version
 from router.engine.status.expectations import expectations_of_lake
 from router.engine.status.file_reader import dead_letter_status, quarantine_status, waiting_in_outboxes
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from router.config.models import Config
 
 _SHORTEST_PAUSE = 10.0
-_PAUSE_PER_SECOND = 20.0
-"""Seconds of rest for each second of reading."""
 
 
 class LakeBoard(BackgroundThread):
@@ -75,7 +73,7 @@ class LakeBoard(BackgroundThread):
 
     def _run(self) -> None:
         spent = 0.0
-        while not self._ended.wait(max(_SHORTEST_PAUSE, _PAUSE_PER_SECOND * spent)):
+        while not self._ended.wait(max(_SHORTEST_PAUSE, REST_PER_READING * spent)):
             began = time.monotonic()
             self.read_lake()
             spent = time.monotonic() - began
