@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
     from router.api.sinks import ApplyingSink, Resent, Sink
     from router.config.models import Config
+    from router.engine.audit.dead_letters import DeadLetterFilter
     from router.engine.reprocess.context import ReprocessContext
-    from router.engine.reprocess.replay import DeadLetterFilter, DeadLetterOutcome, DeadLetterReplay
+    from router.engine.reprocess.replay import DeadLetterOutcome, DeadLetterReplay
     from router.engine.reprocess.resend import ReplayFilter, ReplayGroup, ReplayRows, Resender
     from router.engine.reprocess.run import NamedRun
     from router.registry import Registry
@@ -79,8 +80,8 @@ def replay(
     sink parked, or an API refused, are sent again with the idempotency keys that they had, also while the stream runs.
     Exit code 1: not all of what was sent was delivered.
     """
+    from router.engine.audit.dead_letters import DeadLetterFilter
     from router.engine.reprocess.context import ReprocessContext
-    from router.engine.reprocess.replay import DeadLetterFilter
 
     if statuses and (stages or reason):
         raise click.UsageError("--status is about rows that a sink keeps, --stage and --reason are about dead letters")

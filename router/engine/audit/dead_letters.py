@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake.exceptions import DeltaError
+from typing_extensions import override
 
 from router.delta.dataset import dataset_of
 from router.delta.unreadable_values import as_rows
@@ -48,11 +49,10 @@ _REPLAYED = "replayed"
 
 
 @dataclass(frozen=True)
-class DeadLetterSelection:
-    """Which dead letters are counted. A field that is empty or None selects all; `since` is in seconds since 1970.
+class DeadLetterFilter:
+    """The choice of dead letters: by stage, route and sink, by a text in their reason, by their record's time.
 
-    `arrivals`: of records that arrived from the first on and before the second. Without `replayed` those that a replay
-    has processed are left out.
+    `since` is in seconds since 1970. An empty value, or None, chooses all.
     """
 
     stages: tuple[str, ...] = ()
@@ -60,11 +60,9 @@ class DeadLetterSelection:
     sink: str | None = None
     reason: str | None = None
     since: float | None = None
-    replayed: bool = False
-    arrivals: tuple[int, int] | None = None
 
     def as_filter(self) -> pc.Expression:
-        """Return the selection as a filter, except for `replayed`."""
+        """Return the choice as a filter of Arrow's."""
         chosen = pc.scalar(True)
         if self.stages:
             chosen &= pc.field("stage").isin(list(self.stages))
@@ -77,6 +75,23 @@ class DeadLetterSelection:
         if self.since is not None:
             since = pa.scalar(round(self.since * 1_000_000), pa.timestamp("us", "UTC"))
             chosen &= pc.field("timestamp") >= since
+        return chosen
+
+
+@dataclass(frozen=True)
+class DeadLetterSelection(DeadLetterFilter):
+    """The dead letters that are counted.
+
+    `arrivals`: of records that arrived from the first on and before the second. Without `replayed` those that a replay
+    has processed are left out.
+    """
+
+    replayed: bool = False
+    arrivals: tuple[int, int] | None = None
+
+    @override
+    def as_filter(self) -> pc.Expression:
+        chosen = super().as_filter()
         if self.arrivals is not None:
             chosen &= (pc.field(RECORD_ARRIVAL) >= self.arrivals[0]) & (pc.field(RECORD_ARRIVAL) < self.arrivals[1])
         return chosen

@@ -27,6 +27,7 @@ from router.config.models import names_of
 from router.counts import BY_NAME
 from router.delta.parquet_writer import staged_again
 from router.engine import ledger
+from router.engine.audit.dead_letters import DeadLetterFilter  # noqa: TC001 - the note of a replay is read by it
 from router.engine.balance import sum_counts
 from router.engine.batch import Batches
 from router.engine.decision import BatchDecider
@@ -81,33 +82,20 @@ class Scope(NamedTuple):
         return reduce(and_, [F.col(name).eqNullSafe(F.lit(value)) for name, value in self._asdict().items()])
 
 
-@dataclass(frozen=True)
-class DeadLetterFilter:
-    """The choice of dead letters: by stage, route and sink, by a text in their reason, by their record's time.
-
-    `since` is in seconds since 1970. An empty value, or None, chooses all.
-    """
-
-    stages: tuple[str, ...] = ()
-    route: str | None = None
-    sink: str | None = None
-    reason: str | None = None
-    since: float | None = None
-
-    def holds(self) -> Column:
-        """Return a boolean column over dead letters: the filter chooses the row."""
-        condition = F.lit(True)
-        if self.stages:
-            condition &= F.col("stage").isin(*self.stages)
-        if self.route is not None:
-            condition &= F.col("route") == self.route
-        if self.sink is not None:
-            condition &= F.col("sink") == self.sink
-        if self.reason is not None:
-            condition &= F.col("reason").contains(self.reason)
-        if self.since is not None:
-            condition &= F.col("timestamp").cast("double") >= self.since
-        return condition
+def is_chosen(letters: DeadLetterFilter) -> Column:
+    """Return a boolean column over dead letters: the filter chooses the row, as `as_filter` does without Spark."""
+    condition = F.lit(True)
+    if letters.stages:
+        condition &= F.col("stage").isin(*letters.stages)
+    if letters.route is not None:
+        condition &= F.col("route") == letters.route
+    if letters.sink is not None:
+        condition &= F.col("sink") == letters.sink
+    if letters.reason is not None:
+        condition &= F.col("reason").contains(letters.reason)
+    if letters.since is not None:
+        condition &= F.col("timestamp").cast("double") >= letters.since
+    return condition
 
 
 @dataclass(frozen=True)
@@ -406,7 +394,7 @@ class DeadLetterReplay(Reprocessing):
     def _dead_letters(self, run: NamedRun[DeadLetterChoice], scope: Scope | None = None) -> DataFrame:
         """Return the chosen dead letters, of all scopes or one, as their table was when the replay began."""
         ((table, version),) = run.versions.items()
-        rows = delta_rows(self.spark, self.lake, table, version).filter(run.choice.filter.holds())
+        rows = delta_rows(self.spark, self.lake, table, version).filter(is_chosen(run.choice.filter))
         if REPLAYED in rows.columns:
             rows = rows.filter(F.col(REPLAYED).isNull())
         for route, sink, _ in resending_sinks(self.config):  # `Resender` sends their dead letters again

@@ -17,9 +17,10 @@ from deltalake import DeltaTable
 from router import ApplyingSink, Batch, Outcome
 from router.config.models import Expectation, Route, View
 from router.delta.transaction_id import parse_transaction_id
+from router.engine.audit.dead_letters import DeadLetterFilter
 from router.engine.quarantine.table import list_quarantined, pending_releases, write_approval
 from router.engine.reprocess.backfill import Backfill, RecordRange
-from router.engine.reprocess.replay import DeadLetterFilter, DeadLetterReplay
+from router.engine.reprocess.replay import DeadLetterReplay
 from router.engine.views.schedule import create_refresher
 from router_decoders import Json
 from router_rules import Sql
