@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 OUTBOX = "outbox."
 """How names of outboxes begin: tables that keep rows until they are applied or merged."""
 QUARANTINE = "quarantine."
@@ -35,7 +33,3 @@ BATCH_ID = "_batch_id"
 """Columns of a quarantine with the query and the batch that read a row."""
 CAUSE = "_cause"
 """The column of a quarantine with why a row waits, null if it waits for an approval."""
-
-State = Literal["ok", "behind", "blocked", "unreadable", "gone", "none"]
-"""What a table is at a glance: it has all that is decided; lacks some of that; cannot be written; cannot be read; had
-rows and is not there; has no row yet."""

@@ -16,6 +16,7 @@ from router.cli.page import serve_page
 from router.cli.values import read_interval_option
 from router.config.loader import load_config
 from router.errors import join_names, line_of, to_printable
+from router.moments import format_age, format_clock
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from router.engine.status.summary import StreamSummary
+    from router.states import Severity
 
 TIME_FIELDS = (
     "since",
@@ -38,7 +40,7 @@ PART_TIMES = {"views": ("refreshed", "checked", "failed_since"), "expectations":
 """Times in each of the parts of a list."""
 LONG_STEP_SECONDS = 60.0
 """Seconds after which the headline says since when a step is under way."""
-EXIT_CODES = {"look": 1, "act": 2}
+EXIT_CODES: dict[Severity, int] = {"look": 1, "act": 2}
 """Exit codes by the severity of the worst finding."""
 
 
@@ -145,12 +147,12 @@ def headline_of(summary: StreamSummary, now: float) -> str:
     """Return the name of a stream and what it does."""
     state = summary["state"]
     if summary["since"] is not None and state != "running":
-        state = f"{state} for {_age_of(summary['since'], now)}"
+        state = f"{state} for {format_age(summary['since'], now)}"
     if summary["step"]:
         state = f"{state}, {summary['step']}"
         # Of a step that ends soon this would change with each look.
         if summary["progress"] is not None and now - summary["progress"] >= LONG_STEP_SECONDS:
-            state = f"{state} since {datetime.fromtimestamp(summary['progress'], timezone.utc):%H:%M:%S} UTC"
+            state = f"{state} since {format_clock(summary['progress'])}"
     return to_printable(f"{summary['name']}: {state}")
 
 
@@ -158,7 +160,7 @@ def subject_sentences(summary: StreamSummary, now: float) -> list[tuple[str, str
     """Return the sentences on a stream, one for each subject; the subjects are always the same."""
     newest = "-"
     if summary["newest_record"] is not None:
-        newest = f"{_age_of(summary['newest_record'], now)} old"
+        newest = f"{format_age(summary['newest_record'], now)} old"
     subjects = [
         ("seen by", _witness_sentence(summary)),
         ("last batch", _last_batch_sentence(summary, now)),
@@ -181,16 +183,12 @@ def _witness_sentence(summary: StreamSummary) -> str:
     return "lake and checkpoint; start with `--ui`, or `ui`, to see what the stream does now"
 
 
-def _age_of(moment: float, now: float) -> str:
-    from router.engine.status.findings import format_age
-
-    return format_age(moment, now)
-
-
 def _last_batch_sentence(summary: StreamSummary, now: float) -> str:
     if summary["batch"] is None or summary["batch_ended"] is None:
         return "none yet"
-    return f"{summary['batch']}, {_age_of(summary['batch_ended'], now)} ago, {summary['batch_records'] or 0:,} records"
+    return (
+        f"{summary['batch']}, {format_age(summary['batch_ended'], now)} ago, {summary['batch_records'] or 0:,} records"
+    )
 
 
 def _lag_sentence(summary: StreamSummary, now: float) -> str:
@@ -198,7 +196,7 @@ def _lag_sentence(summary: StreamSummary, now: float) -> str:
         return "-"
     if summary["lag_read"] is None:
         return f"{summary['lag']:,} records"
-    return f"{summary['lag']:,} records, {_age_of(summary['lag_read'], now)} ago"
+    return f"{summary['lag']:,} records, {format_age(summary['lag_read'], now)} ago"
 
 
 def _tables_sentence(summary: StreamSummary) -> str:
@@ -230,7 +228,7 @@ def _quarantine_sentence(summary: StreamSummary, now: float) -> str:
     tables = [f"{table} ({rows:,} rows)" for table, rows in sorted(summary["quarantined"].items())]
     since = ""
     if summary["quarantined_since"] is not None:
-        since = f"; the oldest record is {_age_of(summary['quarantined_since'], now)} old"
+        since = f"; the oldest record is {format_age(summary['quarantined_since'], now)} old"
     return f"{join_names(tables)}{since}; see `router quarantine list FILE`"
 
 
@@ -246,7 +244,7 @@ def _warning_sentence(summary: StreamSummary, now: float) -> str:
     """Return the last warning, unless it is so old that it is over: the findings have what is wrong now."""
     if not summary["warning"] or now - summary["warned"] > WARNING_SECONDS:
         return "-"
-    return f"{summary['warning']} ({_age_of(summary['warned'], now)} ago)"
+    return f"{summary['warning']} ({format_age(summary['warned'], now)} ago)"
 
 
 def _views_sentence(summary: StreamSummary, now: float) -> str:
@@ -257,7 +255,7 @@ def _views_sentence(summary: StreamSummary, now: float) -> str:
     since = failed[0].get("failed_since")
     text = failed[0]["failed"]
     if since is not None:
-        text = f"{text} (for {_age_of(since, now)})"
+        text = f"{text} (for {format_age(since, now)})"
     if len(failed) > 1:
         text = f"{text}; and {len(failed) - 1:,} more"
     return f"{text}; see `router views FILE`"
@@ -269,5 +267,5 @@ def _outboxes_sentence(summary: StreamSummary, now: float) -> str:
     sinks = [f"{sink} ({rows:,} rows)" for sink, rows in sorted(summary["outboxes"].items())]
     since = ""
     if summary["outbox_since"] is not None:
-        since = f"; the oldest came {_age_of(summary['outbox_since'], now)} ago"
+        since = f"; the oldest came {format_age(summary['outbox_since'], now)} ago"
     return f"{join_names(sinks)}{since}"

@@ -36,6 +36,7 @@ from router.config.loader import load_config
 from router.counts import COUNTS, count_names
 from router.errors import StartError, TableError
 from router.registry import load_registry
+from router.states import TABLE_STATES
 from router.table_names import is_name, matches_any
 
 if TYPE_CHECKING:
@@ -134,7 +135,9 @@ SINK_FIELDS = (
 )
 
 
-@click.command()
+@click.command(
+    epilog="\b\n" + "\n".join(f"{state:<10}  {condition.meaning}" for state, condition in TABLE_STATES.items()),
+)
 @config_argument
 @click.argument("patterns", metavar="[TABLE]...", nargs=-1)
 @click.option("--grants", is_flag=True, help="Print owner, tags and rights of the tables as SQL, for a catalog.")
@@ -153,12 +156,9 @@ def tables(
 ) -> None:
     """List every table that the configuration FILE has rows in, or those that a pattern such as 'silver.*' names.
 
-    That is state, rows, lag, committer and why, quarantined rows.
-
-    A table is `ok`, or it is `behind` (batches that are decided are not in it yet), `blocked` (it cannot be written,
-    and its rows wait in the quarantine), `unreadable`, `gone`, or `none` (it has no row yet). Lag are the
-    rows that it still gets: decided ones, those of a backlog, those of an outbox that its sink has not sent. Tables of
-    views are among them, with the view. Needs no Spark. `router verify` compares tables with what went into them.
+    That is state (see below), rows, lag, committer and why, quarantined rows. Lag are the rows that a table still gets:
+    decided ones, those of a backlog, those of an outbox that its sink has not sent. Tables of views are among them,
+    with the view. Needs no Spark. `router verify` compares tables with what went into them.
 
     Of one TABLE this prints what it holds, which sinks write it, by which engine and why, and how many rows wait for
     it. The statements of --grants are those of Unity Catalog, to be run in a SQL editor.

@@ -26,6 +26,7 @@ from router.cli.status import findings_of, headline_of, reason_lines, subject_se
 from router.engine.status.background import REST_PER_READING
 from router.engine.status.summary import summary_of_lake, summary_of_stream
 from router.errors import RouterError, commands_with_file, first_line
+from router.states import FINDINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -46,8 +47,8 @@ SUBJECTS_OF_LIST = 2
 """Sentences above a list, beside what is wrong: who has seen it, and the last batch."""
 REPORTED_PARTS = ("source", "state", "cause", "batch", "blocked", "quarantined", "outboxes", "dead_letters")
 """Parts of a summary that tell that a list may have changed."""
-_WITH_AGE = ("stuck", "overdue", "sink", "dead letters")
-"""Findings whose text has an age or a count of the moment, which is no change."""
+_DATED = [kind for kind, facts in FINDINGS.items() if facts.is_dated]
+"""Findings whose text changes by itself, which is no change."""
 
 
 def watch_stream(
@@ -205,8 +206,8 @@ def changed_lines(stream: WatchedStream, known: dict[tuple[Any, ...], str]) -> I
     time_of_line = _utc_text(now)
     wrong = []
     for finding in stream.all_findings(now):
-        is_same = finding["kind"] in _WITH_AGE
-        wrong.append(f"{finding['kind']} {finding['places']}" if is_same else finding["text"])
+        is_dated = finding["kind"] in _DATED
+        wrong.append(f"{finding['kind']} {finding['places']}" if is_dated else finding["text"])
     state = f"{stream.summary['state']} {stream.summary['cause']} {stream.summary['batch']} {wrong}"
     if known.get(("state",)) != state:
         known["state",] = state

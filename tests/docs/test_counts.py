@@ -1,4 +1,4 @@
-"""The counts, stages and kinds of values on the pages are those of their tables in the code.
+"""The counts, stages, states, metrics and kinds of values on the pages are those of their tables in the code.
 
 COUNTS=write writes their tables in docs/reference again.
 """
@@ -8,13 +8,26 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args
 
 import pyarrow as pa
 import pytest
 
 from router.counts import COUNTS
+from router.engine.status.metrics import METRICS
 from router.stages import MEANINGS, Stage
+from router.states import (
+    EVENTS,
+    FINDINGS,
+    STREAM_STATES,
+    TABLE_STATES,
+    VERDICTS,
+    Event,
+    FindingKind,
+    StreamState,
+    TableState,
+    Verdict,
+)
 from router_schemas.avro.kinds import AvroKind
 from router_schemas.protobuf.kinds import SPECIAL_KINDS, WRAPPERS, Kind
 from router_schemas.protobuf.model import spark_struct
@@ -23,7 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 ROOT = Path(__file__).parents[2]
-REFERENCE = ROOT / "docs" / "reference"
+DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 EQUATION = re.compile(r"\b\w+ = \w+(?: \+ \w+)+")
 EQUATIONS = {count.equation for count in COUNTS if count.parts}
@@ -45,6 +58,25 @@ def table_of_stages() -> str:
     lines = ["| stage | because |\n|---|---|\n"]
     for stage in Stage:
         lines.append(f"| `{stage}` | {MEANINGS[stage]} |\n")
+    return "".join(lines)
+
+
+def table_of_states(heads: str, rows: dict[str, tuple[str, ...]]) -> str:
+    """Return the table of the states of something."""
+    lines = [f"| {heads} |\n|{'---|' * len(heads.split(' | '))}\n"]
+    lines += [f"| `{name}` | {' | '.join(facts)} |\n".replace("|  |", "| |") for name, facts in rows.items()]
+    return "".join(lines)
+
+
+def table_of_metrics() -> str:
+    """Return the table of all metrics."""
+    lines = ["| metric | kind | labels | is |\n|---|---|---|---|\n"]
+    for metric in METRICS:
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        description = metric.description
+        if metric.values:
+            description = f"{description} `{metric.labels[-1]}`: {metric.values}"
+        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {description} |\n")
     return "".join(lines)
 
 
@@ -97,20 +129,76 @@ def table_of_protobuf() -> str:
 @pytest.mark.parametrize(
     ("page", "name", "table"),
     [
-        ("system-tables.md", "counts", table_of_counts()),
-        ("delivery.md", "stages", table_of_stages()),
-        ("formats.md", "avro kinds", table_of_avro()),
-        ("formats.md", "protobuf kinds", table_of_protobuf()),
+        ("reference/system-tables.md", "counts", table_of_counts()),
+        ("reference/delivery.md", "stages", table_of_stages()),
+        ("reference/formats.md", "avro kinds", table_of_avro()),
+        ("reference/formats.md", "protobuf kinds", table_of_protobuf()),
+        ("reference/metrics.md", "metrics", table_of_metrics()),
+        (
+            "reference/status-server.md",
+            "states",
+            table_of_states("state | the stream", {state: (meaning,) for state, meaning in STREAM_STATES.items()}),
+        ),
+        (
+            "reference/status-server.md",
+            "verdicts",
+            table_of_states("verdict | is given if", {verdict: (meaning,) for verdict, meaning in VERDICTS.items()}),
+        ),
+        (
+            "reference/status-server.md",
+            "findings",
+            table_of_states(
+                "kind | severity | what is wrong",
+                {kind: (f"`{facts.severity}`", facts.meaning) for kind, facts in FINDINGS.items()},
+            ),
+        ),
+        (
+            "how-to/repair-tables.md",
+            "states",
+            table_of_states(
+                "state | the table | do",
+                {state: (condition.meaning, condition.todo) for state, condition in TABLE_STATES.items()},
+            ),
+        ),
+        (
+            "how-to/monitor.md",
+            "events",
+            table_of_states("event | is sent when", {event: (meaning,) for event, meaning in EVENTS.items()}),
+        ),
     ],
-    ids=["counts", "stages", "avro kinds", "protobuf kinds"],
+    ids=lambda value: value if len(value) < 40 else "",
 )
 def test_a_page_has_the_table_of_now(page: str, name: str, table: str) -> None:
     """Without it somebody queries a ledger by a column that was renamed, or encodes a column as it is not read."""
-    path = REFERENCE / page
+    path = DOCS / page
     between = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end -->)", re.DOTALL)
     if os.environ.get("COUNTS") == "write":
         path.write_text(between.sub(lambda _: table, path.read_text()))
     assert between.findall(path.read_text()) == [table]
+
+
+@pytest.mark.parametrize(
+    ("names", "described"),
+    [
+        (StreamState, STREAM_STATES),
+        (TableState, TABLE_STATES),
+        (Verdict, VERDICTS),
+        (FindingKind, FINDINGS),
+        (Event, EVENTS),
+    ],
+    ids=["streams", "tables", "verdicts", "findings", "events"],
+)
+def test_each_state_is_described(names: Any, described: dict[str, object]) -> None:
+    """Without it a metric lacks the series of a state, and a page its row."""
+    assert get_args(names) == tuple(described)
+
+
+def test_the_page_of_a_stream_has_words_for_each_verdict() -> None:
+    """Without it the page of a stream says `undefined`."""
+    script = (ROOT / "router/engine/status/assets/page.js").read_text()
+    for name, states in (("VERDICTS", set(VERDICTS)), ("STATES", {"starting", "ended"} & set(STREAM_STATES))):
+        (entries,) = re.findall(rf"const {name} = \{{(.*)\}};", script)
+        assert set(re.findall(r"(\w+): ", entries)) == states
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)

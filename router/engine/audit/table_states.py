@@ -23,12 +23,13 @@ from router.engine.label.layout import merge_options, outbox_of
 from router.engine.merge.coordinator import MergedTables
 from router.engine.preflight.explain import fixed_table
 from router.engine.quarantine.table import Place, list_quarantined, pending_releases, waiting_places
-from router.own_names import OWN_LAYERS, State
+from router.own_names import OWN_LAYERS
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from router.config.models import Config
+    from router.states import TableState
 
 USUAL = ("delta-rs", "it has no feature that delta-rs lacks")
 """Who commits to nearly every table, and why."""
@@ -36,16 +37,15 @@ NAMES = {"arrow": "delta-rs", "spark": "Spark"}
 
 
 @dataclass(frozen=True)
-class TableState:
-    """The state of a table at a glance.
+class ListedTable:
+    """A table at a glance.
 
-    `state` is ok, behind (it lacks rows that are decided), blocked (it cannot be written), unreadable, gone, or none if
-    it has no row yet. `rows` is None if the number is unknown, `lag` is how many rows it will get, `quarantined` how
-    many rows for it are in the quarantine.
+    `rows` is None if the number is unknown, `lag` is how many rows it will get, `quarantined` how many rows for it are
+    in the quarantine.
     """
 
     table: str
-    state: State
+    state: TableState
     rows: int | None
     lag: int
     committer: str
@@ -53,7 +53,7 @@ class TableState:
     quarantined: int
 
 
-def table_states(config: Config) -> list[TableState]:
+def table_states(config: Config) -> list[ListedTable]:
     """Return the states of all tables of a configuration, by name."""
     overview = _Overview(config)
     names = sorted(overview.verification.table_names() | overview.merged.keys())
@@ -85,12 +85,12 @@ class _Overview:
             tables = {*MergedTables(store, f"{route}/{name}").names, fixed_table(sink)} - {""}
             self.merged |= dict.fromkeys(tables, keyed)
 
-    def find_state(self, table: str) -> TableState | None:
+    def find_state(self, table: str) -> ListedTable | None:
         """Return the state of a table; None if it is not one of the router's."""
         try:
             handle = self.lake.open(table)
         except (DeltaError, OSError) as error:
-            return self._table_state(table, None, "unreadable", why=self.verification.explain_unreadable(table, error))
+            return self._list_table(table, None, "unreadable", why=self.verification.explain_unreadable(table, error))
         if handle is None:
             recorded = self.verification.recorded
             noted = recorded.manifests.keys() | recorded.views.keys() | recorded.merged.keys()
@@ -98,14 +98,14 @@ class _Overview:
             # An outbox or a quarantine is created with its first rows.
             if not has_rows and table.startswith(OWN_LAYERS):
                 return None
-            return self._table_state(table, None, "gone" if has_rows else "none")
+            return self._list_table(table, None, "gone" if has_rows else "none")
         if table in self.blocked:
-            return self._table_state(table, handle, "blocked", why=self.blocked[table])
+            return self._list_table(table, handle, "blocked", why=self.blocked[table])
         if table not in self.merged and not self.verification.is_own_table(table, handle):
             return None
-        return self._table_state(table, handle, "behind" if self._missing_rows(table, handle) else "ok")
+        return self._list_table(table, handle, "behind" if self._missing_rows(table, handle) else "ok")
 
-    def _table_state(self, table: str, handle: DeltaTable | None, state: State, why: str = "") -> TableState:
+    def _list_table(self, table: str, handle: DeltaTable | None, state: TableState, why: str = "") -> ListedTable:
         engine, reason = self._find_committer(table, handle)
         views = self.verification.recorded.views
         if table in views:
@@ -117,7 +117,7 @@ class _Overview:
             counts = actions.column("num_records").to_pylist()
             rows = None if None in counts else sum(counts)
         lag = self.backlog[table] + self._missing_rows(table, handle)
-        return TableState(table, state, rows, lag, engine, why or reason, self.quarantined[table])
+        return ListedTable(table, state, rows, lag, engine, why or reason, self.quarantined[table])
 
     def _find_committer(self, table: str, handle: DeltaTable | None) -> tuple[str, str]:
         """Return who writes a table, and why."""

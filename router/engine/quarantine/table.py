@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from router.delta.staged_files import StagedFile
     from router.engine.checkpoint_store import Manifest
     from router.engine.commit.committers import Committers
+    from router.states import WaitsFor
 
 log = logging.getLogger("router")
 SYSTEM_COLUMNS = {*QUARANTINE_COLUMNS, *MERGED_COORDINATES, *SCHEMA_COLUMNS, ROW}
@@ -83,7 +84,7 @@ def pause_after(failures: int) -> float:
     return min(_LONGEST_RELEASE_PAUSE_SECONDS, FIRST_RELEASE_PAUSE_SECONDS * 2.0 ** min(failures - 1, 10))
 
 
-WAITS_FOR: dict[ReleaseKind, str] = {"release": "approval", "unblock": "table", "held": "release"}
+WAITS_FOR: dict[ReleaseKind, WaitsFor] = {"release": "approval", "unblock": "table", "held": "release"}
 """What rows wait for, by the kind of their release: in JSON, and on the page of a stream."""
 
 

@@ -42,8 +42,9 @@ if TYPE_CHECKING:
     from router.delta.commit import TableCommit
     from router.engine.checkpoint_store import Manifest
     from router.engine.commit.committers import Committer
-    from router.engine.status.snapshot import ExpectationStatus, State
+    from router.engine.status.snapshot import ExpectationStatus
     from router.engine.views.note import Note
+    from router.states import StreamState
 
 _ANSWER_WINDOW_SECONDS = 60.0
 """How long answers of an API are the last ones."""
@@ -149,7 +150,7 @@ class StatusBoard(logging.Handler):
             }
             self._expectations = without_counts(config)
 
-    def enter_state(self, state: State, cause: str = "") -> None:
+    def enter_state(self, state: StreamState, cause: str = "") -> None:
         """Note what the stream is doing from now on; `cause` says why it waits or has failed."""
         with self._guard:
             before = self._snapshot

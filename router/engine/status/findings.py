@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
 from router.delta.lake import is_damaged
 from router.engine.checkpoint_store import held_topics
 from router.engine.quarantine.table import WAITS_FOR, sentence_on_blocked
 from router.errors import join_names, shorten_cause
+from router.moments import format_age, format_clock
+from router.states import FINDINGS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from router.engine.status.snapshot import BatchStatus, QuarantineStatus, SinkStatus, StreamSnapshot
+    from router.states import FindingKind, Severity, Verdict
 
 SILENT_SECONDS = 60.0
 """Seconds without an answer to a call, though rows wait, after which a sink is named."""
@@ -28,42 +30,26 @@ FEWEST_DEAD_LETTERS = 100
 """Dead letters in RISE_SECONDS that can be a rise."""
 LIMIT_IS_USED = 0.9
 """The share of a rate limit from which on a sink that makes no call waits for it."""
-Severity = Literal["act", "look"]
-SEVERITIES: tuple[Severity, ...] = get_args(Severity)
-"""The worst first."""
-Kind = Literal[
-    "failed",
-    "down",
-    "stuck",
-    "overdue",
-    "waiting",
-    "topic",
-    "blocked",
-    "quarantine",
-    "dead letters",
-    "view",
-    "sink",
-    "unread",
-]
-
-
-Verdict = Literal["act", "look", "unknown", "well"]
-"""How a stream is: the severity of its worst finding; without one all is well, or that is not known yet."""
 
 
 @dataclass(frozen=True)
 class StreamFinding:
-    """Something that is wrong. `act`: the stream does not do its work; `look`: it does, and a person should look.
+    """Something that is wrong, of one of `FINDINGS`.
 
     `command` is what to type next; empty if there is nothing to type. `places` are views and sinks that it is about:
-    view/NAME, sink/ROUTE/NAME. `kind` is for programs: the state, or what the finding is about.
+    view/NAME, sink/ROUTE/NAME.
     """
 
     severity: Severity
-    kind: Kind
+    kind: FindingKind
     text: str
     command: str = ""
     places: tuple[str, ...] = ()
+
+    @classmethod
+    def of_kind(cls, kind: FindingKind, text: str, command: str = "", places: tuple[str, ...] = ()) -> StreamFinding:
+        """Return a finding with the severity of its kind."""
+        return cls(FINDINGS[kind].severity, kind, text, command, places)
 
 
 def find_troubles(snapshot: StreamSnapshot, file: str, stuck_after: float, now: float) -> tuple[StreamFinding, ...]:
@@ -73,18 +59,18 @@ def find_troubles(snapshot: StreamSnapshot, file: str, stuck_after: float, now: 
     if snapshot.state == "failed":
         cause = snapshot.cause.rstrip(".")
         text = f"The stream has failed: {cause}. Mend this, then start it: it continues where it ended."
-        found.append(StreamFinding("act", "failed", text, f"router run {file}"))
+        found.append(StreamFinding.of_kind("failed", text, f"router run {file}"))
     if snapshot.state == "down":
         text = "No stream runs. Start it: it continues where it ended."
-        found.append(StreamFinding("act", "down", text, f"router run {file}"))
+        found.append(StreamFinding.of_kind("down", text, f"router run {file}"))
     stuck = stuck_finding(snapshot, stuck_after, now)
     if stuck is not None:
         found.append(stuck)
     if snapshot.state == "waiting":
         text = f"It waits, and continues by itself: {snapshot.cause}"
-        found.append(StreamFinding("look", "waiting", text, f"router doctor {file}"))
+        found.append(StreamFinding.of_kind("waiting", text, f"router doctor {file}"))
     if snapshot.held_topics:
-        found.append(StreamFinding("look", "topic", held_topics(snapshot.held_topics)))
+        found.append(StreamFinding.of_kind("topic", held_topics(snapshot.held_topics)))
     blocked = snapshot.blocked_tables
     damaged = {table: cause for table, cause in blocked.items() if is_damaged(cause)}
     unwritable = {table: cause for table, cause in blocked.items() if table not in damaged}
@@ -92,7 +78,7 @@ def find_troubles(snapshot: StreamSnapshot, file: str, stuck_after: float, now: 
     for_tables = [waiting for waiting in snapshot.quarantined if waiting.waits_for == WAITS_FOR["unblock"]]
     for tables in filter(None, (damaged, unwritable)):
         rows = sum(waiting.rows for waiting in for_tables if waiting.table in tables)
-        found.append(StreamFinding("look", "blocked", *sentence_on_blocked(tables, rows, file)))
+        found.append(StreamFinding.of_kind("blocked", *sentence_on_blocked(tables, rows, file)))
     others = tuple(row for row in snapshot.quarantined if row not in for_tables or row.table not in blocked)
     if others:
         command = f"router quarantine list {file}"
@@ -100,10 +86,10 @@ def find_troubles(snapshot: StreamSnapshot, file: str, stuck_after: float, now: 
         text += (
             " After a look, `router quarantine release` gives them to their tables, `discard` makes them dead letters."
         )
-        found.append(StreamFinding("look", "quarantine", text, command))
+        found.append(StreamFinding.of_kind("quarantine", text, command))
     text = _of_rise(snapshot.batches, now)
     if text:
-        found.append(StreamFinding("look", "dead letters", text, f"router dead-letters {file}"))
+        found.append(StreamFinding.of_kind("dead letters", text, f"router dead-letters {file}"))
     failed = {view.view: view.failed for view in snapshot.views if view.failed}
     if failed:
         text = (
@@ -111,21 +97,21 @@ def find_troubles(snapshot: StreamSnapshot, file: str, stuck_after: float, now: 
             f"works again. Why: {shorten_cause(next(iter(failed.values())))}"
         )
         places = tuple(f"view/{name}" for name in failed)
-        found.append(StreamFinding("look", "view", text, f"router views {file}", places))
+        found.append(StreamFinding.of_kind("view", text, f"router views {file}", places))
     slow = [view for view in snapshot.views if view.every and (view.seconds or 0.0) >= SLOW_VIEW * view.every]
     if slow:
         named = [f"{view.view} ({view.seconds:.0f} s, every {view.every:.0f} s)" for view in slow]
         text = f"Views that take {SLOW_VIEW} times their interval: {join_names(named)}. Give them a longer one."
         places = tuple(f"view/{view.view}" for view in slow)
-        found.append(StreamFinding("look", "view", text, f"router views {file} --plan", places))
+        found.append(StreamFinding.of_kind("view", text, f"router views {file} --plan", places))
     for sink in snapshot.sinks:
         text, command = _of_sink(sink, snapshot, now), ""
         if sink.waits and not sink.circuit_open:
             command = f"router doctor {file}"
         if text:
-            found.append(StreamFinding("look", "sink", text, command, (f"sink/{sink.key}",)))
+            found.append(StreamFinding.of_kind("sink", text, command, (f"sink/{sink.key}",)))
     for subject, cause in snapshot.unread.items():
-        found.append(StreamFinding("look", "unread", f"{subject} cannot be read: {cause}", f"router doctor {file}"))
+        found.append(StreamFinding.of_kind("unread", f"{subject} cannot be read: {cause}", f"router doctor {file}"))
     return tuple(found)
 
 
@@ -135,27 +121,17 @@ def stuck_finding(snapshot: StreamSnapshot, stuck_after: float, now: float) -> S
     if snapshot.state != "running" or not snapshot.progress or idle <= stuck_after:
         return None
     text = f"No step for {idle / 60:.0f} min ({snapshot.place}). Restart the process: it continues where it ended."
-    return StreamFinding("act", "stuck", text)
+    return StreamFinding.of_kind("stuck", text)
 
 
 def verdict(snapshot: StreamSnapshot, wrong: Sequence[StreamFinding]) -> Verdict:
     """Return how a stream is. That all is well is known once a batch has ended, or if no record waits."""
-    for severity in SEVERITIES:
-        if any(finding.severity == severity for finding in wrong):
-            return severity
+    if wrong:
+        return wrong[0].severity  # the worst one comes first
     is_known = bool(snapshot.batches) or (snapshot.state == "running" and snapshot.lag == 0)
     if snapshot.state == "starting" or not is_known:
         return "unknown"
     return "well"
-
-
-def format_age(moment: float, now: float) -> str:
-    """Return how long ago a moment was, in one unit."""
-    seconds = max(0.0, now - moment)
-    for unit, length in (("days", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def _of_rise(batches: tuple[BatchStatus, ...], now: float) -> str:
@@ -174,8 +150,7 @@ def _of_sink(sink: SinkStatus, snapshot: StreamSnapshot, now: float) -> str:
     """Return the sentence on a sink that cannot send, or does not though rows wait; empty if neither is so."""
     since = ""
     if sink.fails_since is not None:
-        begin = datetime.fromtimestamp(sink.fails_since, timezone.utc)
-        since = f" since {begin:%H:%M:%S} UTC ({format_age(sink.fails_since, now)})"
+        since = f" since {format_clock(sink.fails_since)} ({format_age(sink.fails_since, now)})"
     # Rows of a sink in the batch are counted when the batch ends.
     waiting = f"{sink.backlog:,} rows wait" if sink.backlog else "its rows of the batch wait"
     if sink.circuit_open:
@@ -218,7 +193,7 @@ def overdue_findings(
     text = "No batch has ended yet."
     if ended is not None:
         text = f"The last batch ended {(now - ended) / 60:.0f} min ago."
-    return (StreamFinding("act", "overdue", text, f"router doctor {shlex.quote(file)}"),)
+    return (StreamFinding.of_kind("overdue", text, f"router doctor {shlex.quote(file)}"),)
 
 
 def _of_quarantine(quarantined: tuple[QuarantineStatus, ...]) -> str:

@@ -21,8 +21,8 @@ from router.engine.commit.committers import Committer
 from router.engine.land.record_ages import AGE_SECONDS
 from router.engine.status.board import STEP_SECONDS
 from router.engine.status.expectations import view_of
-from router.engine.status.snapshot import State
 from router.stages import Stage
+from router.states import STREAM_STATES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -66,7 +66,7 @@ STATE = MetricDefinition(
     "gauge",
     "1 for the state that the stream is in.",
     ("state",),
-    "starting, running, waiting, ended, failed",
+    ", ".join(STREAM_STATES),
 )
 PROGRESS = MetricDefinition("router_last_progress_timestamp_seconds", "gauge", "When the stream made its last step.")
 _BATCH = MetricDefinition(
@@ -221,7 +221,7 @@ class _Collector:
         info.add_metric([], {"version": snapshot.version, "query": snapshot.query})
         yield info
         state = STATE.new_family()
-        for name in get_args(State):
+        for name in STREAM_STATES:
             state.add_metric([name], float(name == snapshot.state))
         yield state
         yield _single_metric(PROGRESS, snapshot.progress)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from router.errors import to_printable
+from router.moments import format_clock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from router.engine.commit.committers import Committer
+    from router.states import StreamState, WaitsFor
 
 NAMED_TARGETS = 20
 """Tables of a view that are named; of more there is the number."""
@@ -21,8 +22,6 @@ VALUE_LETTERS = 300
 """Letters of a record's value that are kept."""
 SAMPLED_BYTES = 4 * VALUE_LETTERS
 """Bytes that so many letters may have."""
-State = Literal["starting", "running", "waiting", "ended", "failed", "down"]
-"""What a stream is doing. `waiting`: it retries until something is available. `down`: it does not run."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ class DeadLetterStatus:
 
 @dataclass(frozen=True)
 class QuarantineStatus:
-    """The quarantined rows of a table that wait for one reason: `approval`, `table` or `release`.
+    """The quarantined rows of a table that wait for one thing.
 
     `oldest` is the time of the oldest record, in seconds since 1970, if that is known.
     """
@@ -145,7 +144,7 @@ class QuarantineStatus:
     table: str
     route: str
     sink: str
-    waits_for: str
+    waits_for: WaitsFor
     rows: int
     cause: str | None = None
     oldest: float | None = None
@@ -255,7 +254,7 @@ class StreamSnapshot:
 
     query: str
     version: str
-    state: State
+    state: StreamState
     since: float
     started: float
     cause: str = ""
@@ -307,6 +306,5 @@ class StreamSnapshot:
             return "running" if lag is None else f"running, {lag:,} records behind"
         cause = self.step if self.state == "starting" else self.cause
         if cause:
-            since = datetime.fromtimestamp(self.since, timezone.utc)
-            return f"{self.state} since {since:%H:%M:%S} UTC: {cause}"
+            return f"{self.state} since {format_clock(self.since)}: {cause}"
         return self.state

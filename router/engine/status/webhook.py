@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from router.engine.status.board import StatusBoard
     from router.engine.status.findings import StreamFinding
     from router.engine.status.snapshot import StreamSnapshot
+    from router.states import Event
 
     Reported = Literal["waiting", "sink", "blocked", "failed"]
-    Event = Literal["waiting", "recovered", "blocked", "stopped"]
 
 log = logging.getLogger("router")
 _FINDINGS_LOOK_SECONDS = 1.0
@@ -39,7 +39,7 @@ RECOVERED_SECONDS = 60.0
 """How long a stream that waited must run until it counts as recovered, if it finishes no batch."""
 NAMED_TABLES = 20
 """Tables that one POST names; of more it has the number."""
-EVENTS: dict[Reported, Event] = {"waiting": "waiting", "sink": "waiting", "blocked": "blocked"}
+EVENT_OF: dict[Reported, Event] = {"waiting": "waiting", "sink": "waiting", "blocked": "blocked"}
 """Events by the kind of the findings that they are about."""
 
 
@@ -77,7 +77,7 @@ class FailureWebhook(BackgroundThread):
         self._file = file
         self._finished = 0
         """Finished batches when the wait that was reported began."""
-        self._reported: dict[Reported, dict[str, str]] = {kind: {} for kind in EVENTS}
+        self._reported: dict[Reported, dict[str, str]] = {kind: {} for kind in EVENT_OF}
         """Troubles that were reported, as `_troubles_to_report` has them."""
         self._seen: dict[tuple[Reported, str], float] = {}
         """When each of them was last seen."""
@@ -104,7 +104,7 @@ class FailureWebhook(BackgroundThread):
             reported |= new
             self._seen |= dict.fromkeys([(kind, name) for name in troubles], time.time())
             if new:
-                self._send_report(snapshot, kind, EVENTS[kind], new)
+                self._send_report(snapshot, kind, EVENT_OF[kind], new)
             if new and kind == "waiting":
                 self._finished = snapshot.finished
             if over:

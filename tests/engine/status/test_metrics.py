@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,14 +19,15 @@ from router.engine.checkpoint_store import Manifest
 from router.engine.land.record_ages import TableAges
 from router.engine.status.board import StatusBoard
 from router.engine.status.metrics import METRICS, OTHERS, metrics_text
-from router.engine.status.metrics_page import metrics_page
 from router.engine.status.snapshot import DeadLetterStatus, QuarantineStatus
 from router.engine.views.note import Note, ViewTarget
 from router.registry import load_registry
 from tests.configurations import write_config
 from tests.engine.promtool import NEEDS_PROMTOOL, promtool
 
-ROOT = Path(__file__).parents[3]
+if TYPE_CHECKING:
+    from pathlib import Path
+
 EXPECTED = """\
 name: games
 lake: lake
@@ -129,11 +130,6 @@ def test_prometheus_finds_nothing_wrong_with_the_metrics(full_board: StatusBoard
     """Without it a scrape is dropped as a whole for one bad line."""
     snapshot = full_board.snapshot() if known else StatusBoard("games").snapshot()
     assert promtool("check", "metrics", text=metrics_text(snapshot, 500).decode()) == ""
-
-
-def test_the_page_has_the_metrics_of_now() -> None:
-    """Without it people write queries for what was renamed; `python -m router.engine.status.metrics_page` makes it."""
-    assert (ROOT / "docs" / "reference" / "metrics.md").read_text() == metrics_page()
 
 
 def test_series_of_tables_can_be_none(full_board: StatusBoard, tmp_path: Path) -> None:
