@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ import click
 
 from router.cli import config_argument, master_option, plugin_option
 from router.cli.documents import json_option, show_json
-from router.cli.session import stream_held_off, watched_session
+from router.cli.session import reprocess_context, stream_held_off
 from router.config.loader import load_config
 from router.config.models import parse_zoned_moment
 from router.registry import load_registry
@@ -44,16 +43,12 @@ def backfill(
     each record once, whatever they have already; others are refused if they have rows of the range. The stream must
     not run. A backfill that was killed is ended first.
     """
-    from router.engine.reprocess.context import ReprocessContext
-
     # What the command line says wrong is said before plugins and file are read.
     chosen = _parse_range(begin, end)
     loaded = load_config(file, load_registry(plugin_files))
-    stop = threading.Event()
     # Bronze is read by Spark, a topic by the tasks alone.
-    from_bronze = loaded.config.bronze is not None
-    with watched_session(loaded.config, master, stop, by_spark=from_bronze) as spark:
-        done = list(_run_backfills(ReprocessContext.of(loaded, spark, stop), loaded.registry, chosen))
+    with reprocess_context(loaded, master, by_spark=loaded.config.bronze is not None) as context:
+        done = list(_run_backfills(context, loaded.registry, chosen))
     if as_json:
         show_json({"name": loaded.config.name, "backfills": [asdict(backfilled) for backfilled in done]})
     for backfilled in done if not as_json else ():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from router.cli.dead_letters import LETTER_GROUP_FIELDS, group_row, shorten_text
 from router.cli.documents import json_option, show_json
 from router.cli.listing import Listing, ListingField, number_fields, show_listings, show_sentences
 from router.cli.saves import runs_at_saves
-from router.cli.session import start_jvm_early, watched_session
+from router.cli.session import reprocess_context, start_jvm_early
 from router.cli.values import parse_since
 from router.config.loader import load_config
 from router.errors import StartError
@@ -88,14 +87,12 @@ def preview(
     old = load_config(against, load_registry(plugin_files)) if against else None
     if old is not None:
         _refuse_other_versions(old, loaded.config)
-    stop = threading.Event()
-    with watched_session(loaded.config, master, stop, by_spark=True, writes=False) as spark:
-        context = ReprocessContext.of(loaded, spark, stop)
+    with reprocess_context(loaded, master, by_spark=True, writes=False) as context:
         if old is None:
             found: Any = preview_records(context, choice, samples)
         else:
-            found = compare(ReprocessContext.of(old, spark, stop), context, choice, samples)
-    if stop.is_set():
+            found = compare(ReprocessContext.of(old, context.spark, context.stop), context, choice, samples)
+    if context.stop.is_set():
         raise click.Abort
     if as_json:
         show_json({"name": loaded.config.name, **asdict(found)}, _value_as_text)

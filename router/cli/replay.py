@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -14,7 +13,7 @@ from router.cli import accept_option, config_argument, master_option, plugin_opt
 from router.cli.dead_letters import letter_options, shorten_text
 from router.cli.documents import json_option, show_json
 from router.cli.listing import Listing, ListingField, number_fields, show_listing
-from router.cli.session import stream_held_off, watched_session
+from router.cli.session import reprocess_context, stream_held_off
 from router.cli.values import parse_since
 from router.config.loader import load_config
 from router.errors import StartError
@@ -81,7 +80,6 @@ def replay(
     Exit code 1: not all of what was sent was delivered.
     """
     from router.engine.audit.dead_letters import DeadLetterFilter
-    from router.engine.reprocess.context import ReprocessContext
 
     if statuses and (stages or reason):
         raise click.UsageError("--status is about rows that a sink keeps, --stage and --reason are about dead letters")
@@ -99,9 +97,7 @@ def replay(
     choice = ReplayChoice(rows, letters, sinks)
     output = _Output(as_json)
 
-    stop = threading.Event()
-    with watched_session(config, master, stop, by_spark=True) as spark:
-        context = ReprocessContext.of(loaded, spark, stop)
+    with reprocess_context(loaded, master, by_spark=True) as context:
         command = _Command(context, loaded.registry, choice, "other-order" in accepted, output)
         if send:
             is_delivered = command.send_choice()

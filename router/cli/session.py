@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from router.config.loader import Loaded
     from router.config.models import Config
     from router.delta.lake import Lake
+    from router.engine.reprocess.context import ReprocessContext
 
 log = logging.getLogger("router")
 _warm_sessions: ExitStack | None = None
@@ -121,6 +123,18 @@ def watched_session(
         show = watcher.status.update if watcher.status is not None else in_pipe()
         shown.enter_context(SparkProgress(session, config.name, show))
         yield session
+
+
+@contextmanager
+def reprocess_context(
+    loaded: Loaded, master: str | None, *, by_spark: bool, writes: bool = True
+) -> Iterator[ReprocessContext]:
+    """Start Spark as `watched_session` does, for a command that processes records again."""
+    from router.engine.reprocess.context import ReprocessContext
+
+    stop = threading.Event()
+    with watched_session(loaded.config, master, stop, by_spark=by_spark, writes=writes) as spark:
+        yield ReprocessContext.of(loaded, spark, stop)
 
 
 @contextmanager

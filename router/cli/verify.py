@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from router.cli import accept_option, config_argument, echo_message, master_opti
 from router.cli.documents import json_option, show_json
 from router.cli.listing import show_sentences
 from router.cli.progress import progress_line
-from router.cli.session import watched_session
+from router.cli.session import reprocess_context, watched_session
 from router.cli.views import refresher_of
 from router.config.loader import load_config
 from router.errors import StartError, ViewError, to_printable
@@ -162,17 +161,14 @@ def rebuild(
     pattern fits a table with `reset: never`, and if bronze, or the topic, does not reach back to the first record. Exit
     code 1: a table is as it was, and a line gives the reason.
     """
-    from router.engine.reprocess.context import ReprocessContext
     from router.engine.reprocess.refresh import Refresh
 
     loaded = load_config(file, load_registry(plugin_files))
-    stop = threading.Event()
     # Bronze is read by Spark, a topic by the tasks alone.
-    with watched_session(loaded.config, master, stop, by_spark=origin == "bronze") as spark:
-        context = ReprocessContext.of(loaded, spark, stop)
-        context = context.with_decoder().with_executors(loaded.registry, "rebuild")
+    with reprocess_context(loaded, master, by_spark=origin == "bronze") as context:
+        prepared = context.with_decoder().with_executors(loaded.registry, "rebuild")
         accept = "foreign-changes" in accepted
-        refreshed = Refresh(context, patterns, full=full, topic=origin == "earliest", accept=accept).run()
+        refreshed = Refresh(prepared, patterns, full=full, topic=origin == "earliest", accept=accept).run()
     if as_json:
         failed = {table: str(error) for table, error in refreshed.failed.items()}
         tables = [asdict(repaired) for repaired in refreshed.done]
