@@ -291,7 +291,7 @@ class _Collector:
         yield rows
         yield committed
         yield newest
-        yield _single_metric(BLOCKED, sum(1 for table in self.snapshot.tables if table.blocked))
+        yield _single_metric(BLOCKED, len(self.snapshot.blocked_tables))
         written = Counter(table.committer for table in self.snapshot.tables)
         committers = COMMITTERS.new_family()
         for committer in get_args(Committer):
