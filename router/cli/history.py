@@ -27,7 +27,7 @@ _REASONS_SHOWN = 5
 """Reasons of dead letters that are shown of a deploy, the most frequent."""
 
 
-@click.command(short_help="Show what ran when, what it changed, and what became of the records.")
+@click.command()
 @config_argument
 @click.option("--last", default=10, show_default=True, type=click.IntRange(1), help="How many deploys.")
 @click.option("--diff", nargs=2, metavar="A B", help="Show how the text of deploy B differs from that of deploy A.")

@@ -27,7 +27,7 @@ LINE_FIELDS = (
 )
 
 
-@click.command(short_help="Show what happened to one record, and how that is known.")
+@click.command()
 @config_argument
 @click.argument("place", metavar="TOPIC/PARTITION/OFFSET")
 @json_option
