@@ -1,4 +1,4 @@
-"""The states that people and programs see: of a stream and what is wrong with it, of tables, of quarantined rows.
+"""The states that people and programs see: of a stream and what is wrong with it, of tables, views, quarantined rows.
 
 Status, metrics, webhook, `router status`, `router tables` and the tables on the pages take them from here. Meanings are
 Markdown.
@@ -48,6 +48,11 @@ TABLE_STATES: dict[TableState, TableCondition] = {
 
 WaitsFor = Literal["approval", "table", "release"]
 """What quarantined rows wait for: a person approves columns, their table can be written, a person releases them."""
+
+ViewWay = Literal["merge", "keys", "rows", "tables", "full"]
+"""How a view follows changes: see docs/how-to/views.md."""
+RefreshWay = Literal[ViewWay, ""]
+"""How a refresh has followed changes; empty if nothing had changed, or if there was none."""
 
 Severity = Literal["act", "look"]
 """How bad a finding is."""

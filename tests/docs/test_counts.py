@@ -27,6 +27,7 @@ from router.states import (
     StreamState,
     TableState,
     Verdict,
+    ViewWay,
 )
 from router_schemas.avro.kinds import AvroKind
 from router_schemas.protobuf.kinds import SPECIAL_KINDS, WRAPPERS, Kind
@@ -191,6 +192,12 @@ def test_a_page_has_the_table_of_now(page: str, name: str, table: str) -> None:
 def test_each_state_is_described(names: Any, described: dict[str, object]) -> None:
     """Without it a metric lacks the series of a state, and a page its row."""
     assert get_args(names) == tuple(described)
+
+
+def test_the_page_on_views_has_each_way() -> None:
+    """Without it somebody reads a way in `router views`, and finds nothing about it."""
+    rows = re.findall(r"^\| `(\w+)` \|", (DOCS / "how-to/views.md").read_text().partition("| way |")[2], re.MULTILINE)
+    assert tuple(rows[: len(get_args(ViewWay))]) == get_args(ViewWay)
 
 
 def test_the_page_of_a_stream_has_words_for_each_verdict() -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from router.engine.commit.committers import Committer
-    from router.states import StreamState, WaitsFor
+    from router.states import RefreshWay, StreamState, WaitsFor
 
 NAMED_TARGETS = 20
 """Tables of a view that are named; of more there is the number."""
@@ -155,10 +155,10 @@ class ViewStatus:
     """A view, its tables and how its last refresh went.
 
     `into` is the name of its tables: `tables` of them have `rows`, and `targets` are the first ones. `refreshed` is
-    when a refresh last found something new, None if never; `way` is how it went: `full`, or one of those by change
-    (`merge`, `keys`, `rows`, `tables`), and `why` so; it took `seconds` and wrote `commits` tables. `checked` is when
-    this process last looked for changes. `every` is its interval in seconds, None if it has none. `failed` is why the
-    last refresh failed, empty if it did not; refreshes fail since `failed_since`.
+    when a refresh last found something new, None if never; `way` is how it went, and `why` so; it took `seconds` and
+    wrote `commits` tables. `checked` is when this process last looked for changes. `every` is its interval in seconds,
+    None if it has none. `failed` is why the last refresh failed, empty if it did not; refreshes fail since
+    `failed_since`.
     """
 
     view: str
@@ -167,7 +167,7 @@ class ViewStatus:
     tables: int = 0
     rows: int = 0
     refreshed: float | None = None
-    way: str = ""
+    way: RefreshWay = ""
     why: str = ""
     seconds: float | None = None
     commits: int = 0

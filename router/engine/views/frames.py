@@ -32,7 +32,6 @@ from router.engine.lookup.let import define_view
 from router.engine.views.relation import VIEW_TABLE_COLUMN, Relations, TablePart, are_few
 from router.engine.views.shape import (
     QueryShape,
-    Way,
     shape_of,
     special_time_literal,
     unstable_part,
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
 
     from router.config.models import View
     from router.engine.views.sources import Changes, Snapshot
+    from router.states import ViewWay
 
 _FORMAT = 3
 """Part of the definition of a view: if it changes, all of the view is computed once."""
@@ -73,7 +73,7 @@ class RefreshPlan:
     concerned.
     """
 
-    way: Way
+    way: ViewWay
     why: str
     shape: QueryShape
     changed: dict[str, Changes | None] = field(default_factory=dict)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from router.config.models import Config, View
+    from router.states import RefreshWay
 
 REFRESHES = 8
 """How many refreshes a trend has."""
@@ -51,7 +52,7 @@ class Note:
     targets: dict[str, ViewTarget] = field(default_factory=dict)
     timed: bool = False
     at: str = ""
-    way: str = ""
+    way: RefreshWay = ""
     why: str = ""
     seconds: float = 0.0
     commits: int = 0

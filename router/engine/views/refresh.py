@@ -44,7 +44,7 @@ from router.engine.spark.executors import Executors
 from router.engine.views.frames import RefreshPlan, ViewFrames, definition_of
 from router.engine.views.note import Note, ViewTarget, view_note_path
 from router.engine.views.relation import Relations
-from router.engine.views.shape import QueryShape, Way
+from router.engine.views.shape import QueryShape
 from router.engine.views.sources import (
     Changes,
     PlannedTable,
@@ -69,9 +69,16 @@ if TYPE_CHECKING:
     from router.engine.checkpoint_store import CheckpointStore
     from router.engine.views.frames import Shaped
     from router.engine.views.sources import ViewSources, ViewTables
+    from router.states import RefreshWay, ViewWay
 
 log = logging.getLogger("router")
-WAY_IF_REMOVED: dict[Way, Way] = {"merge": "keys", "keys": "keys", "rows": "tables", "tables": "tables", "full": "full"}
+WAY_IF_REMOVED: dict[ViewWay, ViewWay] = {
+    "merge": "keys",
+    "keys": "keys",
+    "rows": "tables",
+    "tables": "tables",
+    "full": "full",
+}
 """The way to follow removed rows, by the way to follow added ones."""
 NOT_THERE = "is not there yet"
 """How the reason ends why a view cannot be made now: a table that it reads is missing."""
@@ -86,7 +93,7 @@ class RefreshedView(NamedTuple):
     """
 
     view: str
-    way: str
+    way: RefreshWay
     why: str
     commits: tuple[str, ...] = ()
     tables: int = 0
@@ -271,7 +278,7 @@ class Refresher:
         if shape.way == "full" or any(note.sources.get(name) != version for name, version in joined.items()):
             return RefreshPlan("full", shape.why, shape, changed)
 
-        way: Way = shape.way
+        way: ViewWay = shape.way
         if None in changed.values():
             way = "tables"
         elif any(changes and changes.removed for changes in changed.values()):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from router.api.columns import quote_identifier
 from router.engine.views.relation import VIEW_TABLE_COLUMN
@@ -25,7 +25,8 @@ from router.spark_internals import analysed_plan
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-Way = Literal["merge", "keys", "rows", "tables", "full"]
+    from router.states import ViewWay
+
 _MERGED = {
     **{"count": "sum", "sum": "sum", "min": "min", "max": "max"},
     **{name: name for name in ("bool_and", "bool_or", "bit_and", "bit_or", "bit_xor")},
@@ -51,7 +52,7 @@ class QueryShape:
     column with the source table of a row, empty if there is none. `timed`: the result changes with time alone.
     """
 
-    way: Way
+    way: ViewWay
     why: str
     keys: tuple[str, ...] = ()
     merged: dict[str, str] = field(default_factory=dict)
@@ -155,7 +156,7 @@ def _is_special_time(cast: Any) -> bool:
 
 def _shape_of_groups(plan: Any, aggregate: Any, table: str, *, is_filtered: bool) -> QueryShape:
     """Return the shape of a query with groups. `is_filtered`: by the values of groups."""
-    way_by_table: Way = "tables" if table else "full"
+    way_by_table: ViewWay = "tables" if table else "full"
     # Which groups a filter leaves out cannot be known of changed rows alone.
     if is_filtered:
         return QueryShape(way_by_table, "its groups are filtered", table=table)
