@@ -11,6 +11,7 @@ import click
 from router.cli import config_argument, plugin_option
 from router.cli.documents import json_option
 from router.cli.listing import Listing, ListingField, show_listings
+from router.cli.values import parse_since
 from router.config.loader import load_config
 from router.registry import load_registry
 
@@ -25,16 +26,23 @@ LINE_FIELDS = (
     ListingField("text", "sentence", "what"),
     ListingField("origin", "sentence", "by"),
 )
+PLACE_FIELDS = (ListingField("place", title="record"),)
 
 
 @click.command()
 @config_argument
-@click.argument("place", metavar="TOPIC/PARTITION/OFFSET")
+@click.argument("place", metavar="[TOPIC/PARTITION/OFFSET]", required=False)
+@click.option("--key", metavar="KEY", help="Find the records of bronze with this key.")
+@click.option("--since", metavar="TIME", help="Of those since a time with a zone, or a length of time ago (2 h).")
+@click.option("--last", type=click.IntRange(1), metavar="N", help="Of about so many of the newest.")
 @json_option
 @plugin_option
 def trace(
     file: Path,
-    place: str,
+    place: str | None,
+    key: str | None,
+    since: str | None,
+    last: int | None,
     as_json: bool,
     plugin_files: tuple[Path, ...],
 ) -> None:
@@ -43,10 +51,24 @@ def trace(
     Each line says how that is known: `read` in a table or a log, `derived` from something that is written there, or
     `unknown`, and why. Of a table without the coordinates of records it shows the record's batches, and no row. May
     run while the stream runs. Needs no Spark. Exit code 1: there is no such record.
+
+    With --key it prints the places of records, of those that --since or --last bounds; trace one then.
     """
+    if (place is None) == (key is None):
+        raise click.UsageError("give the place of one record, or find records with --key")
+    if place is None and [since, last].count(None) != 1:
+        raise click.UsageError("--key needs a bound: --since, or --last")
     from router.engine.audit.record_trace import RecordTrace
+    from router.engine.reprocess.record_trial import find_by_key
 
     loaded = load_config(file, load_registry(plugin_files))
+    if place is None:
+        seconds = None if since is None else parse_since(since)
+        places = find_by_key(loaded.config, str(key).encode(), seconds, last)
+        records = Listing("records", "", PLACE_FIELDS, [{"place": str(found)} for found in places])
+        show_listings(loaded.config.name, [records], as_json=as_json, nothing="there is no such record")
+        raise SystemExit(int(not places))
+
     traced = RecordTrace(loaded, _parse_place(place))
     lines = list(traced.lines())
     listing = Listing("lines", f"record {traced.place}", LINE_FIELDS, [asdict(line) for line in lines])

@@ -55,7 +55,8 @@ class TracedPlace(NamedTuple):
 def coordinates_in(schema: pa.Schema) -> tuple[str, ...]:
     """Return the columns in which a table has the coordinates of records; none if it has no such columns."""
     for columns in (OWN_PLACE, PLACE):
-        if set(columns) <= set(schema.names):
+        # Others may have columns of these names, of other types.
+        if set(columns) <= set(schema.names) and pa.types.is_integer(schema.field(columns[-1]).type):
             return columns
     return ()
 
@@ -108,7 +109,6 @@ def added_rows_at(lake: Lake, table: str, commit: LogCommit, place: TracedPlace)
             yield None
             continue
         with lake.files.open_input_file(path) as source:
-            rows = pq.read_table(source)
-        columns = coordinates_in(rows.schema)
-        if columns:
-            yield from as_rows(rows.filter(place.holds(columns)))
+            columns = coordinates_in(pq.read_schema(source))
+            if columns:
+                yield from as_rows(pq.read_table(source, filters=place.holds(columns)))

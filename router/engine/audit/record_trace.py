@@ -32,6 +32,7 @@ from router.delta.table_cache import THREADS
 from router.delta.transaction_id import batch_id
 from router.delta.unreadable_values import as_rows
 from router.engine import ledger
+from router.engine.audit.deploy_history import deploys_of
 from router.engine.audit.record_search import (
     OWN_PLACE,
     TracedPlace,
@@ -57,8 +58,8 @@ if TYPE_CHECKING:
     from router.api.sinks import Sink
     from router.config.loader import Loaded
 
-_UNREADABLE = (TableError, DeltaError, OSError, ValueError)
-"""What is raised about a table that cannot be read; errors of Arrow are among them."""
+_UNREADABLE = (TableError, DeltaError, OSError, ValueError, pa.ArrowException)
+"""What is raised about a table that cannot be read."""
 _SHOWN_BYTES = 1_000
 """Bytes of a value that are kept."""
 _OF_RECEIPT = ("status", "http_status", "attempts", "in_doubt", "at", "call_id", "replay", "reason", "response")
@@ -200,6 +201,9 @@ class RecordTrace:
             origin = "its batch had the configuration of today"
             return TraceLine("decoder", "derived", self.config.decode.part_name, origin, facts)
         why = f"the configuration of batch {reading.batch} is not known to be that of today"
+        for number, deploy in enumerate(deploys_of(self.config), 1):
+            if deploy.configuration == reading.configuration:
+                why = f"its batch had that of deploy {number}: `router history FILE --write {number}`"
         return TraceLine("decoder", "unknown", "which one it was", why, facts)
 
     def _letter_lines(self) -> Iterator[TraceLine]:
@@ -249,15 +253,18 @@ class _SinkTrace:
 
     def _table_lines(self, sink: LakeSink) -> Iterator[TraceLine]:
         """Yield which tables have rows of the record's batches, and the rows of the record if tables tell."""
-        glob = template_glob(names_of(sink)) or "*"
+        glob = template_glob(names_of(sink))
         tables = [glob]
-        if not is_name(glob):
-            tables = [table for table in self.lake.every_table() if matches_any(table, (glob,))]
+        if not glob or not is_name(glob):
+            tables = [table for table in self.lake.every_table() if matches_any(table, (glob or "*",))]
+        written: set[str] = set()
         for reading in self.readings:
             with ThreadPoolExecutor(THREADS) as pool:
-                commits = pool.map(partial(self._try_to_find, reading), tables)
-            yield from self._commit_lines(reading, dict(zip(tables, commits, strict=True)))
-        for table in tables:
+                commits = dict(zip(tables, pool.map(partial(self._try_to_find, reading), tables), strict=True))
+            written |= {table for table, commit in commits.items() if isinstance(commit, LogCommit)}
+            yield from self._commit_lines(reading, commits)
+        # If only data tells which tables the sink has, those without its commits are of others.
+        for table in tables if glob else sorted(written):
             yield from _while_readable(self.about, self._row_lines(table))
 
     def _find_commit(self, reading: _Reading, target: str, table: str) -> LogCommit | None:
@@ -348,22 +355,27 @@ class _SinkTrace:
             if not receipts and self.outbox_rows:
                 yield self._line("read", "it has no receipt yet", sink.receipts_table)
             return
-        totals = ledger.read_totals(self.config).get((self.route, self.name), {}) if self.outbox_rows else {}
+        if not self.outbox_rows:
+            return
+        totals = ledger.read_totals(self.config).get((self.route, self.name), {})
         waiting = totals.get("backlog", 0) + totals.get("parked", 0)
-        if waiting:
-            why = f"{self.config.ledger} counts {waiting:,} rows of the sink that wait, and not which"
+        readings = self.record.readings
+        if waiting or not readings or any(reading.configuration is None for reading in readings):
+            why = (
+                f"{self.config.ledger} counts {waiting:,} rows of the sink that wait, and not which, or lacks the batch"
+            )
             yield self._line("unknown", "whether it was delivered", why)
-        elif totals:
-            text = "it was refused" if self.letters else "it was delivered"
-            origin = f"by {self.config.ledger} no row of the sink waits; dead letters of it: {len(self.letters)}"
-            yield self._line("derived", text, origin, {"delivered": not self.letters})
+            return
+        text = "it was refused" if self.letters else "it was delivered"
+        origin = f"by {self.config.ledger} no row of the sink waits; dead letters of it: {len(self.letters)}"
+        yield self._line("derived", text, origin, {"delivered": not self.letters})
 
     def _quarantine_lines(self) -> Iterator[TraceLine]:
         """Yield the rows of the record in the quarantine; of those that have left it, while their files are there."""
         quarantine = quarantine_of(self.config.name, self.route, self.name)
         waiting = self.record.rows_in(quarantine)
         for row in waiting:
-            text = f"its row for {row[TABLE]} waits for its {WAITS_FOR[kind_of(row[CAUSE])]}: {as_text(row[CAUSE])}"
+            text = f"its row for {row[TABLE]} waits for its {WAITS_FOR[kind_of(row[CAUSE])]}: {_cause_of(row)}"
             yield self._line("read", text, quarantine, {"table": quarantine, "row": as_facts(row)})
         for reading in self.readings if not waiting else ():
             commit = self._find_commit(reading, f"{self.key}/quarantine", quarantine)
@@ -378,7 +390,7 @@ class _SinkTrace:
                 yield self._line("unknown", text, "their file was deleted")
                 continue
             self.record.is_found = True
-            text = f"its row for {row[TABLE]} was in the quarantine: {as_text(row[CAUSE])}"
+            text = f"its row for {row[TABLE]} was in the quarantine: {_cause_of(row)}"
             origin = f"{quarantine}, version {commit.version}"
             yield self._line("read", text, origin, {"version": commit.version, "row": as_facts(row)})
             yield self._release_line(row)
@@ -408,6 +420,11 @@ def _while_readable(about: str, lines: Iterator[TraceLine]) -> Iterator[TraceLin
 def _facts_of_commit(table: str, commit: LogCommit) -> dict[str, Any]:
     time = datetime.fromtimestamp(commit.notes["timestamp"] / 1000, timezone.utc)
     return {"table": table, "version": commit.version, "time": time, "rows": commit.rows}
+
+
+def _cause_of(row: dict[str, Any]) -> str:
+    """Return why a quarantined row waits."""
+    return as_text(row[CAUSE] or "its table would change")
 
 
 def _own_values(row: dict[str, Any]) -> dict[str, Any]:

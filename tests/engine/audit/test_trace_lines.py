@@ -15,6 +15,8 @@ from router.cli import commands
 from router.delta.lake import Lake
 from router.delta.replace import set_properties
 from router.engine.audit.record_search import find_commit
+from router.engine.checkpoint_store import CheckpointStore
+from router.engine.deploys import Deploy, note_deploy
 from router.engine.label.layout import BRONZE_SCHEMA, DEAD_SCHEMA
 from router.engine.ledger import SCHEMA
 from router.errors import TableError
@@ -36,6 +38,9 @@ routes:
   - name: newest
     match: {sql: "event.id >= 0"}
     sinks: [{upsert: {table: gold.newest, keys: [id]}}]
+  - name: news
+    match: {sql: "event.id = 0"}
+    sinks: [{kafka: {servers: "127.0.0.1:9092", topic: news}}]
 dead_letters: ops.dead
 """
 RUN = "games:run-1"
@@ -76,10 +81,7 @@ class HandLake:
 
     def receive(self, batch: int, *records: dict[str, Any]) -> None:
         """Write a batch: its records into bronze, their span into the ledger."""
-        rows = []
-        for number, record in enumerate(records):
-            about = {"topic": "events", "partition": 0, "offset": batch * 10 + number, "timestamp": _time(batch)}
-            rows.append({**about, "timestamp_type": 0, "arrival": batch, "batch_id": batch, **record})
+        rows = [_raw_record(batch, number, record) for number, record in enumerate(records)]
         self.write("bronze.events", rows, f"{RUN}/bronze/bronze.events", batch, BRONZE_SCHEMA)
         span = {"query": "games", "run": "run-1", "batch_id": batch, "topic": rows[0]["topic"]}
         span |= {"partition": rows[0]["partition"], "from_offset": rows[0]["offset"], "read": len(rows)}
@@ -96,6 +98,12 @@ class HandLake:
         document = json.loads(self.trace(place, "--json").stdout)
         assert document["name"] == "games"
         return [line for line in document["lines"] if about in ("", line["about"])]
+
+
+def _raw_record(batch: int, number: int, record: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of bronze: ten offsets are of a batch."""
+    about = {"topic": "events", "partition": 0, "offset": batch * 10 + number, "timestamp": _time(batch)}
+    return {**about, "timestamp_type": 0, "arrival": batch, "batch_id": batch, **record}
 
 
 def _time(batch: int) -> datetime:
@@ -135,10 +143,14 @@ def test_a_record_that_is_nowhere_ends_with_exit_code_1(lake: HandLake, place: s
     ("arguments", "message"),
     [
         (["events-0-1"], "is not TOPIC/PARTITION/OFFSET"),
+        ([], "give the place of one record"),
+        (["events/0/1", "--key", "k"], "give the place of one record"),
+        (["--key", "k"], "a bound"),
+        (["--key", "k", "--since", "2 h", "--last", "5"], "a bound"),
     ],
 )
 def test_what_cannot_be_searched_ends_with_exit_code_2(lake: HandLake, arguments: list[str], message: str) -> None:
-    """Without it a script takes a place that was written wrongly for a record that is not there."""
+    """Without it a search without a bound reads all of bronze."""
     done = lake.trace(*arguments)
     assert done.exit_code == 2
     assert message in done.output
@@ -168,12 +180,51 @@ def test_topics_may_be_paths_and_sources_may_have_none(lake: HandLake) -> None:
     assert [line["facts"]["batch"] for line in lake.lines("//10", "batch")] == [1]
 
 
+def test_records_are_found_by_key_within_a_bound(lake: HandLake) -> None:
+    """Without it nobody knows the offset of the record of a customer."""
+    for batch in range(4):
+        lake.receive(batch, {"key": b"k"}, {"key": b"other"}, {"key": b"k"})
+
+    found = lake.trace("--key", "k", "--since", _time(2).isoformat(), "--json")
+    places = [row["place"] for row in json.loads(found.stdout)["records"]]
+    assert places == ["events/0/20", "events/0/22", "events/0/30", "events/0/32"]
+    assert lake.trace("--key", "k", "--last", "3").output.split() == ["record", "─" * 12, "events/0/30", "events/0/32"]
+    assert lake.trace("--key", "no", "--last", "3").exit_code == 1
+
+
+def test_the_deploy_of_a_batch_is_named_if_its_configuration_was_another_one(lake: HandLake) -> None:
+    """Without it nobody knows which of a hundred texts the rules of then stand in."""
+    lake.receive(0, {"value": b"{}"})
+    checkpoint = CheckpointStore(Lake.at(str(lake.folder / "lake/_router/games")), "run-1")
+    on_disk = Lake.at(str(lake.folder / "lake"))
+    note_deploy(Deploy("of before", (), "a text"), checkpoint, on_disk, 0, 0)
+    note_deploy(Deploy("of then", (), "a text"), checkpoint, on_disk, 0, 1)
+    (decoder,) = lake.lines("events/0/0", "decoder")
+    assert (decoder["known"], decoder["origin"]) == (
+        "unknown",
+        "its batch had that of deploy 2: `router history FILE --write 2`",
+    )
+
+
+def test_a_replay_shows_the_tables_that_it_committed_rows_to(lake: HandLake) -> None:
+    """Without it whoever sent dead letters again has to compare tables with them."""
+    lake.receive(0, {"value": b'{"game": "uno"}'})
+    about = {"topic": "events", "partition": 0, "offset": 0, "stage": "expect", "reason": "why", "route": "all"}
+    schema = DEAD_SCHEMA.append(pa.field("replayed", pa.string()))
+    lake.write("ops.dead", [{**about, "replayed": "replay-1"}], schema=schema)
+    lake.write("silver.uno", [{"game": "uno"}], "games:replay-1/all/tables/silver.uno", 3)
+    (letter,) = lake.lines("events/0/0", "dead letter")
+    assert letter["text"] == "all, stage expect: why; taken by replay-1"
+    (line,) = lake.lines("events/0/0", "all/tables")
+    assert line["text"].startswith("replay-1 committed rows of its records to silver.uno (version 0, ")
+
+
 def test_tables_without_coordinates_have_batches_and_no_row(lake: HandLake) -> None:
     """Without it a row that only looks like that of the record is taken for it."""
     lake.receive(0, {"value": b'{"game": "uno"}'})
     lake.write("silver.uno", [{"game": "uno"}], f"{RUN}/all/tables/silver.uno", 0)
     lake.write("silver.go", [{"game": "go"}], f"{RUN}/all/tables/silver.go", 1)
-    lake.write("silver.foreign", [{"game": "uno"}])
+    lake.write("silver.foreign", [{"topic": 1, "partition": "0", "offset": "0"}])
 
     (line,) = lake.lines("events/0/0", "all/tables")
     (commit,) = line["facts"]["commits"]
@@ -224,7 +275,7 @@ def test_quarantined_rows_are_told_for_as_long_as_their_files_are_there(lake: Ha
     schema = pa.schema({**dict.fromkeys(texts, pa.string()), **numbers})
     lake.write(quarantine, [row], f"{RUN}/all/tables/quarantine/{quarantine}", 0, schema)
     (waits,) = lake.lines("events/0/1", "all/tables")
-    assert waits["text"] == "its row for silver.uno waits for its approval: null"
+    assert waits["text"] == "its row for silver.uno waits for its approval: its table would change"
     assert lake.lines("events/0/0", "all/tables") == []
 
     lake.write("silver.uno", [{"game": "uno"}], f"{RUN}/release/all/tables/silver.uno", 0)
@@ -263,6 +314,25 @@ def test_an_upsert_shows_whose_row_the_key_has(lake: HandLake) -> None:
     assert told(0) == [("read", "gold.newest has no row of it today"), ("read", overwritten)]
     late = ("derived", "it came late, or waits, or one that was processed again took its place")
     assert told(11)[2] == late
+
+
+def test_a_row_is_not_said_to_be_delivered_before_its_batch_has_ended(lake: HandLake) -> None:
+    """Without it a row that a sink is about to send, or has parked, looks as if it had arrived."""
+    outbox = [{"id": 0, "_topic": "events", "_partition": 0, "_offset": offset} for offset in (0, 10)]
+    lake.write("outbox.games__news__kafka", outbox)
+    lake.receive(0, {"value": b"{}"})
+    counts = {"query": "games", "run": "run-1", "batch_id": 0, "route": "news", "sink": "kafka", "finished": _time(0)}
+    lake.write("ops.ledger", [{**counts, "landed": 1, "applied": 1, "backlog": 0}], schema=SCHEMA)
+    lake.write("bronze.events", [_raw_record(1, 0, {"value": b"{}"})], schema=BRONZE_SCHEMA)
+
+    def delivered(offset: int) -> tuple[str, str]:
+        line = lake.lines(f"events/0/{offset}", "news/kafka")[-1]
+        return line["known"], line["text"]
+
+    assert delivered(0) == ("derived", "it was delivered")
+    assert delivered(10) == ("unknown", "whether it was delivered")
+    lake.write("ops.ledger", [{**counts, "backlog": 2}], schema=SCHEMA)
+    assert delivered(0) == ("unknown", "whether it was delivered")
 
 
 def test_without_bronze_the_ledger_says_which_batch_read_the_offset(lake: HandLake) -> None:
