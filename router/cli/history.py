@@ -46,7 +46,7 @@ def history(
 
     For each there are its batches, who started it, what changed, and what became of its records, by the ledger: compare
     a share of dead letters with the one before. A and B are numbers, or beginnings of fingerprints. Texts have no
-    values of variables, and *** for secrets. Needs no Spark.
+    comments, no values of variables, and *** for secrets. Needs no Spark.
     """
     from router.engine.audit.deploy_history import deploy_histories, deploys_of
 

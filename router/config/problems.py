@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
+from urllib.parse import parse_qsl
 
 import yaml
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
@@ -285,7 +286,9 @@ def _scalars_inside(node: YamlNode, path: tuple[str, ...] = ()) -> Iterator[tupl
         yield from _scalars_inside(child, (*path, key))
 
 
-_LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")  # what YAML 1.1 counts as one
+_BREAKS = "\r\n\x85\u2028\u2029"
+_LINE_BREAK = re.compile(f"\r\n|[{_BREAKS}]")  # what YAML 1.1 counts as one
+_LAST_BREAK = re.compile(f"(?:\r\n|[{_BREAKS}])$")
 
 
 @dataclass(frozen=True)
@@ -406,7 +409,7 @@ def option_description(entries: Entries, loc: KeyPath) -> str:
 def is_secret(entries: Entries, loc: KeyPath) -> bool:
     """Say whether the value at a location is declared a secret."""
     kinds = [get_origin(kind) or kind for kind in annotations_at(entries, loc)]
-    return any(kind in {SecretStr, SecretBytes, Secret} for kind in kinds)
+    return any(isinstance(kind, type) and issubclass(kind, SecretStr | SecretBytes | Secret) for kind in kinds)
 
 
 _SECRET_NAME = re.compile(
@@ -427,36 +430,76 @@ def written_secrets(root: YamlNode, entries: Entries) -> Iterator[Finding]:
             yield Finding(path, "a secret stands in the file", hint, code="secret")
 
 
-HIDDEN = "***"
-"""What stands in place of a secret."""
-_COMMENT = re.compile("#.*")
+HIDDEN = "'***'"
+"""What stands in place of a secret, as YAML."""
+_REFERENCE = re.compile(r"\$\{(file:[^}]*|[A-Za-z_][A-Za-z0-9_]*)\}")
+"""A variable without a default, or a file: what stands in a configuration in place of a secret."""
+_ADDRESS = re.compile(r"[a-z0-9+.]+://")
+_LOGIN_IN_ADDRESS = re.compile(r"://[^/@]*:[^/@]+@")
+_COMMENT = re.compile(f"[ \t]*#[^{_BREAKS}]*")
+_BLOCK_COMMENT = re.compile(f"(?<=[ \t])#[^{_BREAKS}]*")
 
 
-def without_secrets(text: str, root: YamlNode, entries: Entries) -> str:
-    """Return the text of a file with HIDDEN for secrets that stand in it itself, and for comments that name one."""
+def without_secrets(text: str, entries: Entries) -> str:
+    """Return the text of a file without its comments, and with HIDDEN for each secret that stands in it itself."""
+    root = yaml.compose(text)
+    assert root is not None
     places = set()
-    for path, node in _scalars_inside(root):
-        if node.text and "${" not in node.text and is_secret(entries, path):
-            places.add((node.line, node.column))
+    for path, node in _written_scalars(root, ()):
+        if _shows_secret(entries, path, node.value):
+            places.add(node.start_mark.index)
     shown = ""
     end = 0
     is_hidden = False
     for token in yaml.scan(text):
-        begin = token.start_mark
-        shown += _COMMENT.sub(_hide_comment, text[end : begin.index])
+        begin = token.start_mark.index
+        shown += _COMMENT.sub("", text[end:begin])
         end = token.end_mark.index
         # An anchor or a tag stands before its value, and begins it.
-        is_hidden |= (begin.line + 1, begin.column + 1) in places
-        written = text[begin.index : end]
-        if is_hidden and isinstance(token, yaml.ScalarToken):
+        is_hidden |= begin in places
+        written = text[begin:end]
+        if isinstance(token, yaml.ScalarToken):
+            if token.style in ("|", ">"):
+                header, line_break, lines = written.partition("\n")
+                written = _BLOCK_COMMENT.sub("", header) + line_break + lines
+            if is_hidden:
+                # A block ends with its line.
+                written = HIDDEN + "".join(_LAST_BREAK.findall(written))
             is_hidden = False
-            written = f"'{HIDDEN}'" + "\n" * written.endswith("\n")  # a block ends with its line
         shown += written
-    return shown + _COMMENT.sub(_hide_comment, text[end:])
+    return shown + _COMMENT.sub("", text[end:])
 
 
-def _hide_comment(comment: re.Match[str]) -> str:
-    return f"# {HIDDEN}" if _SECRET_NAME.search(comment[0].lower()) else comment[0]
+def _written_scalars(node: yaml.Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], yaml.ScalarNode]]:
+    """Yield the values of a file with their places, also those that others override: `<<` is left out of a place."""
+    if isinstance(node, yaml.ScalarNode):
+        yield path, node
+    elif isinstance(node, yaml.SequenceNode):
+        for number, item in enumerate(node.value):
+            yield from _written_scalars(item, (*path, str(number)))
+    elif isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            merged = [value]
+            if key.value == "<<" and isinstance(value, yaml.SequenceNode):
+                merged = value.value
+            for item in merged:
+                yield from _written_scalars(item, path if key.value == "<<" else (*path, str(key.value)))
+
+
+def _shows_secret(entries: Entries, path: tuple[str, ...], text: str) -> bool:
+    """Return whether a value may have a secret that stands in the file itself, by its option, its name or its address.
+
+    Names count for settings of clients and of Spark, which have dots: `spark.hadoop.fs.s3a.secret.key`.
+    """
+    written = _REFERENCE.sub("", text)
+    is_declared = bool(path) and is_secret(entries, path)
+    if _ADDRESS.match(text):
+        names = [name.lower() for name, _ in parse_qsl(written.partition("?")[2])]
+        has_secret = _LOGIN_IN_ADDRESS.search(written) or any(map(_SECRET_NAME.search, names))
+        # The address of a webhook is a secret as a whole.
+        return bool(has_secret) or (is_declared and written.startswith("https://"))
+    is_named = bool(path) and "." in path[-1] and bool(_SECRET_NAME.search(path[-1].lower()))
+    return bool(written) and (is_declared or is_named)
 
 
 def _types_inside(entries: Entries, kind: Any, element: int | str) -> Iterator[Any]:

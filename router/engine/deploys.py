@@ -1,9 +1,9 @@
 """Keep what ran from which batch on, beside the manifests of its run, for `router history`.
 
 The first batch that is decided by another configuration, version of the router or plugin notes it: the text of the
-configuration, in which variables are not replaced and which has no secret, who started it where, and the version that
-each table of the lake had then. A note is compressed: a configuration that changes daily over 200 tables has less than
-5 MB of them after a year. Nothing else needs them, so a damaged one stops nothing.
+configuration, in which variables are not replaced and which has no comment and no secret, who started it where, and
+the version that each table of the lake had then. A note is compressed: a configuration that changes daily over 200
+tables has less than 5 MB of them after a year. Nothing else needs them, so a damaged one stops nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Deploy:
     @classmethod
     def of(cls, loaded: Loaded) -> Deploy:
         """Return what is about to run."""
-        text = without_secrets(loaded.text, loaded.document.root, loaded.registry.entries)
+        text = without_secrets(loaded.text, loaded.registry.entries)
         return cls(loaded.fingerprint, loaded.registry.versions(loaded.config), text, _find_user(), platform.node())
 
     def is_same(self, other: Deploy) -> bool:
