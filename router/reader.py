@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -25,9 +26,10 @@ def read(
     name: str,
     *,
     lake: str | None = None,
-    as_of: Moment | None = None,
+    as_of: Moment | Mapping[str, int] | None = None,
     changes_since: Moment | None = None,
     storage_options: dict[str, str] | None = None,
+    ledger: str = "ops.ledger",
 ) -> DataFrame:
     """Return the rows of the table `layer.table`, or of all tables that match a pattern as `silver.*`.
 
@@ -35,22 +37,31 @@ def read(
     the environment variable LAKE counts, and else ./lake. `storage_options` are those of the configuration.
 
     `as_of` is a version, or a time (ISO 8601; UTC if it has no zone): return the rows as they were then. Tables of a
-    pattern that did not exist then are left out. `changes_since` is a version or time: return the changes after it,
+    pattern that did not exist then are left out. A dictionary is one moment for all tables: query -> the number of a
+    batch in `ledger`. Each table is returned as it was when these batches had ended, with what views, releases and
+    others had committed by then. `changes_since` is a version or time: return the changes after it,
     with `_change_type`, `_commit_version` and `_commit_timestamp`; the table must have the property
     delta.enableChangeDataFeed.
 
-    Runs on the driver, in the active session or in a new one. Raises TableError.
+    Runs on the driver, in the active session or in a new one. Raises TableError, also with the names of all tables
+    that do not go back so far, and StartError for a batch that the ledger does not have.
     """
     from router.delta.lake import Lake  # noqa: PLC0415 - `import router` is quick without it
 
     # People give no locations here: those that the router noted in the lake tell where its tables are.
     tables_of = Lake.at(lake or os.environ.get("LAKE", "./lake"), storage_options).as_noted()
+    versions: dict[str, int | None] = {}
+    if isinstance(as_of, Mapping):
+        versions = _versions_after(tables_of, ledger, as_of, _matching_tables(tables_of, name))
     frames: dict[str, DataFrame] = {}
     for table in _matching_tables(tables_of, name):
         handle = tables_of.open(table)
         if handle is None:
             continue
-        rows = _read_rows(tables_of, table, handle, as_of, changes_since)
+        moment = versions[table] if isinstance(as_of, Mapping) else as_of
+        if isinstance(as_of, Mapping) and moment is None:
+            continue
+        rows = _read_rows(tables_of, table, handle, moment, changes_since)
         if rows is not None:
             frames[table] = rows
     if not frames:
@@ -69,6 +80,16 @@ def _matching_tables(lake: Lake, name: str) -> list[str]:
     for layer in fnmatch.filter(lake.layer_names(), name.partition(".")[0]):
         tables += fnmatch.filter(lake.table_names(layer), name)
     return tables
+
+
+def _versions_after(lake: Lake, ledger: str, batches: Mapping[str, int], tables: list[str]) -> dict[str, int | None]:
+    """Return the version of each table when batches had ended, None for one that did not exist."""
+    from router.engine.audit.as_of import LakeMoment, versions_at  # noqa: PLC0415 - `import router` is quick without it
+
+    versions, faults = versions_at(lake, LakeMoment.of_batches(lake, ledger, batches), tables)
+    if faults:
+        raise TableError(", ".join(faults), "; ".join(faults.values()))
+    return versions
 
 
 def _union_tables(frames: dict[str, DataFrame]) -> DataFrame:

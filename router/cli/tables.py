@@ -31,7 +31,7 @@ from router.cli.listing import (
 )
 from router.cli.progress import progress_line
 from router.cli.session import session_on_lake
-from router.cli.values import chosen_names
+from router.cli.values import chosen_names, parse_since
 from router.config.loader import load_config
 from router.counts import COUNTS, count_names
 from router.errors import StartError, TableError
@@ -142,6 +142,7 @@ SINK_FIELDS = (
 @click.argument("patterns", metavar="[TABLE]...", nargs=-1)
 @click.option("--grants", is_flag=True, help="Print owner, tags and rights of the tables as SQL, for a catalog.")
 @click.option("--catalog", metavar="NAME", help="With --grants: the catalog that the tables are in.")
+@click.option("--as-of", metavar="BATCH|TIME", help="The version that each had after a batch, or at a time.")
 @list_options
 @json_option
 @plugin_option
@@ -150,6 +151,7 @@ def tables(
     patterns: tuple[str, ...],
     grants: bool,
     catalog: str | None,
+    as_of: str | None,
     list_options: ListOptions,
     as_json: bool,
     plugin_files: tuple[Path, ...],
@@ -162,6 +164,9 @@ def tables(
 
     Of one TABLE this prints what it holds, which sinks write it, by which engine and why, and how many rows wait for
     it. The statements of --grants are those of Unity Catalog, to be run in a SQL editor.
+
+    With --as-of every table of the lake has the version that it had when a batch of the newest run with this number had
+    ended, or at a time with a zone. Exit code 1: the log or the files of one do not reach back so far.
     """
     from router.engine.audit.table_states import table_states
     from router.engine.preflight.explain import explain_table
@@ -174,6 +179,11 @@ def tables(
     if grants:
         click.echo("\n".join(_grant_statements(config, patterns, catalog)))
         return
+    if as_of is not None:
+        rows = _rows_as_of(config, as_of, patterns)
+        listing = Listing("tables", f"tables of {config.lake} as of {as_of}", AS_OF_FIELDS, rows)
+        show_listings(config.name, list_options.choose_rows([listing]), as_json=as_json)
+        raise SystemExit(int(any(row["why"] for row in rows)))
     if len(patterns) == 1 and is_name(patterns[0]) and list_options == ListOptions():
         facts = explain_table(config, patterns[0])
         if as_json:
@@ -190,6 +200,35 @@ def tables(
         return [Listing("tables", f"tables of {config.name}", STATE_FIELDS, rows, keys=("table",))]
 
     show_list(config, read_states, list_options, as_json=as_json)
+
+
+def _rows_as_of(config: Config, as_of: str, patterns: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return a row for each table that existed at a moment, and for each of which that cannot be told."""
+    from router.engine.audit.as_of import LakeMoment, rows_in, versions_at
+    from router.engine.checkpoint_store import lake_and_checkpoint
+
+    lake, _ = lake_and_checkpoint(config)
+    if as_of.isdecimal():
+        moment = LakeMoment.of_batches(lake, config.ledger, {config.name: int(as_of)})
+    else:
+        moment = LakeMoment(int(parse_since(as_of) * 1000))
+    names = chosen_names(patterns, lake.every_table(), f"table of {config.lake}")
+    versions, faults = versions_at(lake, moment, names)
+    rows = []
+    for table in names:
+        version = versions.get(table)
+        if version is not None or table in faults:
+            count = None if version is None else rows_in(lake, table, version)
+            rows.append({"table": table, "version": version, "rows": count, "why": faults.get(table, "")})
+    return rows
+
+
+AS_OF_FIELDS = (
+    ListingField("table"),
+    ListingField("version", "number", counted=False),
+    *number_fields("rows"),
+    ListingField("why", "sentence"),
+)
 
 
 def _shown_lag(row: dict[str, Any]) -> int | None:

@@ -48,7 +48,10 @@ class LogFile:
 
 @dataclass(frozen=True)
 class LogCommit:
-    """One commit of a table. `notes` are those of `commit_notes`; `transactions`: transaction id -> its version."""
+    """One commit of a table. `notes` are those of `commit_notes`; `transactions`: transaction id -> its version.
+
+    `written` is when it was made, in milliseconds since 1970; None if it does not say.
+    """
 
     version: int
     operation: str
@@ -58,6 +61,7 @@ class LogCommit:
     added: tuple[LogFile, ...]
     removed: tuple[LogFile, ...]
     schema_changed: bool = False
+    written: int | None = None
 
     @property
     def rows(self) -> int:
@@ -217,6 +221,7 @@ def _parse_commit(version: int, actions: list[dict[str, Any]]) -> LogCommit:
         added=tuple(added),
         removed=tuple(removed),
         schema_changed=schema_changed,
+        written=info.get("inCommitTimestamp") or info.get("timestamp"),
     )
 
 

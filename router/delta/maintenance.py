@@ -283,7 +283,7 @@ def shorten_log(
         removed = _removed_before(lake, table, begin) if is_own else _removed_by(lake, table, versions)
         oldest = DeltaTable(lake.address(table), version=begin, storage_options=lake.delta_options(table))
         # RESTORE refers to removed files again, and a commit that marks rows as deleted to the file that it removes.
-        needed = _files_of(handle) | _files_of(oldest)
+        needed = paths_of(handle) | paths_of(oldest)
         unreadable = _delete_files(lake, table, removed - needed, dry=dry)
     if dry:
         return unreadable
@@ -378,7 +378,7 @@ def _delete_files(lake: Lake, table: str, removed: set[str], *, dry: bool) -> li
     return deleted
 
 
-def _files_of(handle: DeltaTable) -> set[str]:
+def paths_of(handle: DeltaTable) -> set[str]:
     """Return the paths of a version's files, below the table's folder."""
     actions: Any = pa.table(handle.get_add_actions())
     return {unquote(path) for path in actions.column("path").to_pylist()}

@@ -127,14 +127,16 @@ class Query:
             return pa.table({})
         version = (table, handle.metadata().id, handle.version())
         if version not in self.contents:
-            self.contents[version] = self._read(handle, table)
+            self.contents[version] = self.read_version(handle, table)
         return self.contents[version]
 
-    def _read(self, handle: DeltaTable, table: str) -> pa.Table:
+    def read_version(self, handle: DeltaTable, table: str) -> pa.Table:
+        """Return the rows of a version of a table."""
         try:
             return handle.to_pyarrow_table()
         except DeltaProtocolError:  # a widened table: only Spark reads it
-            return self.spark.read.format("delta").load(self.lake.address(table)).toArrow()
+            reader = self.spark.read.format("delta").option("versionAsOf", handle.version())
+            return reader.load(self.lake.address(table)).toArrow()
 
     def rows(self, table: str, *columns: str) -> list[dict[str, Any]]:
         """Return rows in a stable order, of some columns."""

@@ -1,0 +1,170 @@
+"""Find the version that each table of a lake had when a batch had ended, or at a time. Without Spark.
+
+A table's own log tells: its transaction ids which batches a version has, and its commits when they were made. So a
+version has all rows of the query's batches up to the one that is asked for, and none of later ones, whatever clocks
+say; and what others, views, releases, replays and rebuilds had committed by then. A version is never replaced by a
+newer one: if the log, or a file, does not reach back so far, that is said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from router.delta.dataset import dataset_of
+from router.delta.history import log_commits, log_versions
+from router.delta.maintenance import paths_of
+from router.delta.transaction_id import IdKind, parse_transaction_id
+from router.errors import StartError, TableError, first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from router.delta.history import LogCommit
+    from router.delta.lake import Lake
+
+OF_BATCHES: frozenset[IdKind] = frozenset({
+    *("rows", "deletions", "merge_refusals", "moved_rows", "quarantine", "sink", "sink_refusals"),
+    *("bronze", "dead_letters", "ledger"),
+})  # fmt: skip
+"""The kinds of transaction ids whose number is that of a batch."""
+
+
+@dataclass(frozen=True)
+class BatchEnd:
+    """The end of a batch of a query's run, of which `runs` has the earlier ones (False) and the later ones (True)."""
+
+    query: str
+    run: str
+    batch: int
+    runs: Mapping[str, bool] = field(hash=False)
+
+    def is_before(self, commit: LogCommit) -> bool | None:
+        """Return whether a commit is of a later batch; None if it is of no batch of this query's stream."""
+        for app_id, number in commit.transactions.items():
+            known = parse_transaction_id(app_id)
+            if known is None or known.kind not in OF_BATCHES or known.query_name != self.query:
+                continue
+            if known.run == self.run:
+                return number > self.batch
+            if known.run in self.runs:
+                return self.runs[known.run]
+        return None
+
+
+@dataclass(frozen=True)
+class LakeMoment:
+    """A moment of a lake, in milliseconds since 1970, with the batches that had ended then."""
+
+    at: int
+    batches: tuple[BatchEnd, ...] = ()
+
+    @classmethod
+    def of_batches(cls, lake: Lake, ledger: str, wanted: Mapping[str, int]) -> LakeMoment:
+        """Return when a batch of each query, by name, had ended: that of the newest run that has its number.
+
+        Raises StartError if the ledger does not have it.
+        """
+        at = 0
+        ends = []
+        for query, batch in wanted.items():
+            finished = _ends_of_batches(lake, ledger, query)
+            of_number = finished.filter(pc.field("batch_id") == batch).sort_by("finished").to_pylist()
+            if not of_number:
+                raise StartError(f"{ledger} has no batch {batch} of {query}; `router ledger FILE` shows the last ones")
+            end = of_number[-1]
+            begins = finished.group_by("run").aggregate([("finished", "min")]).to_pylist()
+            runs = {row["run"]: row["finished_min"] > end["finished"] for row in begins}
+            ends.append(BatchEnd(query, end["run"], batch, runs))
+            at = max(at, int(end["finished"].timestamp() * 1000) + 1)
+        return cls(at, tuple(ends))
+
+    def find_version(self, lake: Lake, table: str) -> int | None:
+        """Return the version that a table had; None if it did not exist.
+
+        Raises TableError if its log or its files do not reach back so far, or if no version has the batches of all.
+        """
+        versions = log_versions(lake, table)
+        if not versions:
+            return None
+        version = versions[-1]
+        # The newest version that has a batch which is wanted, and the queries of which none was found yet.
+        needed = -1
+        left = set(self.batches)
+        for commit in log_commits(lake, table, reversed(versions)):
+            is_later = {end: end.is_before(commit) for end in self.batches}
+            within = {end for end in left if is_later[end] is False}
+            left -= within
+            if within:
+                needed = max(needed, commit.version)
+            elif needed < 0 and True not in is_later.values() and self._is_within(table, commit):
+                # Clocks of machines differ: only if there is no batch to find, no older commit can be a later one.
+                if not self.batches:
+                    break
+            elif True in is_later.values() or needed < 0:
+                version = commit.version - 1
+            if version < needed:
+                queries = " and ".join(f"{end.query} up to batch {end.batch}" for end in self.batches)
+                raise TableError(table, f"no version has {queries} alone")
+            if self.batches and not left:
+                break
+        if version < 0:
+            return None
+        if version < versions[0]:
+            raise TableError(table, f"its log begins with version {versions[0]}, which is younger")
+        _refuse_missing_files(lake, table, version)
+        return version
+
+    def _is_within(self, table: str, commit: LogCommit) -> bool:
+        if commit.written is None:
+            raise TableError(table, f"its log does not say when version {commit.version} was made")
+        return commit.written <= self.at
+
+
+def versions_at(lake: Lake, moment: LakeMoment, tables: Iterable[str]) -> tuple[dict[str, int | None], dict[str, str]]:
+    """Return the version of each table at a moment, and why others have none that is known, by table."""
+    versions = {}
+    faults = {}
+    for table in tables:
+        try:
+            versions[table] = moment.find_version(lake, table)
+        except (TableError, DeltaError, OSError) as error:
+            faults[table] = first_line(error)
+    return versions, faults
+
+
+def _ends_of_batches(lake: Lake, ledger: str, query: str) -> pa.Table:
+    table = lake.open(ledger)
+    columns = ["run", "batch_id", "finished"]
+    if table is None:
+        raise StartError(f"{lake.root} has no {ledger}")
+    of_stream = (pc.field("query") == query) & pc.field("route").is_null() & pc.field("batch_id").is_valid()
+    return dataset_of(table).to_table(columns=columns, filter=of_stream)
+
+
+def rows_in(lake: Lake, table: str, version: int) -> int | None:
+    """Return how many rows a version has, None if its log does not say."""
+    actions: Any = pa.table(_open_version(lake, table, version).get_add_actions())
+    counts = actions.column("num_records").to_pylist()
+    return None if None in counts else sum(counts)
+
+
+def _open_version(lake: Lake, table: str, version: int) -> DeltaTable:
+    return DeltaTable(lake.address(table), version=version, storage_options=lake.delta_options(table))
+
+
+def _refuse_missing_files(lake: Lake, table: str, version: int) -> None:
+    """Raise TableError if a file of a version is gone; those of the newest one are there."""
+    then = _open_version(lake, table, version)
+    newest = lake.open(table)
+    paths = paths_of(then) - (paths_of(newest) if newest else set())
+    folder = table.replace(".", "/")
+    entries = lake.files.get_file_info([f"{folder}/{path}" for path in sorted(paths) if "://" not in path])
+    gone = sum(not entry.is_file for entry in entries)
+    if gone:
+        raise TableError(table, f"{gone} files of version {version} are gone")
