@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from pydantic import ValidationError
@@ -13,22 +13,12 @@ from pydantic import ValidationError
 from router.cli.values import parse_pairs
 from router.config.models import HYPHENED_PATTERN, FilesSource, KafkaSource
 from router.errors import StartError, to_printable
-from router_init.documents import (
-    Inline,
-    Plan,
-    plan_tables,
-    quote_name,
-    write_configuration,
-    write_schema,
-)
+from router_init.documents import Plan, write_files
 from router_init.formats import find_format, find_rows
-from router_init.route_tests import write_tests
 from router_init.samples import find_files, sample_lines, sample_topics
+from router_init.tables import plan_tables, quote_name
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 OF_REGISTRY = "registry."
 IGNORED = "/lake/"
@@ -78,57 +68,51 @@ def init(
     if files is not None:
         plan = _plan_files(name, FilesSource(path=files))
     else:
-        options = parse_pairs(pairs, "--option")
-        of_registry = {key: options.pop(key) for key in [*options] if key.startswith(OF_REGISTRY)}
-        kafka = KafkaSource(servers=servers or "", topics=topics, options=options)
-        plan = _plan_topics(name, kafka, registry, of_registry)
-    written = {f"{name}.yaml": write_configuration(plan)}
-    written |= write_tests(plan, with_values=flags["with_values"])
-    if plan.renames:
-        written[f"{name}.schema.json"] = write_schema(plan)
+        plan = _plan_topics(name, servers or "", topics, parse_pairs(pairs, "--option"), registry)
+    written = write_files(plan, with_values=flags["with_values"])
     if flags["only_print"]:
         click.echo("\n".join(f"# --- {file}\n{text}" for file, text in written.items()), nl=False)
         return
     there = [file for file in written if Path(file).exists()]
     if there and not flags["force"]:
         raise StartError(f"{there[0]} is there already; --force writes over it, --print shows what would be")
+    ignored = Path(".gitignore").read_text(encoding="utf-8").splitlines() if Path(".gitignore").exists() else []
+    if IGNORED not in ignored:
+        written[".gitignore"] = "\n".join([*ignored, IGNORED, ""])
     for file, text in written.items():
         Path(file).write_text(text, encoding="utf-8")
-    _add_ignored()
     _show_summary(plan, [*written])
 
 
-def _plan_topics(name: str, kafka: KafkaSource, url: str | None, of_registry: Mapping[str, str]) -> Plan:
-    registry = None if url is None else _check_registry(url, of_registry)
-    samples = sample_topics(kafka)
-    with nullcontext() if registry is None else RegistryClient(registry) as client:
-        found = [find_format(sample, client) for sample in samples]
-    variables = {key: re.sub(r"\W", "_", key).upper() for key in (*kafka.options, *of_registry)}
-    written = {key: f"${{{variable}}}" for key, variable in variables.items()}
-    source: dict[str, Any] = {"servers": f"${{KAFKA:-{kafka.servers}}}", "topics": [*kafka.topics]}
-    if kafka.options:
-        source["options"] = {key: written[key] for key in kafka.options}
-    options = Inline(url=f"${{REGISTRY:-{url}}}", **_nest_keys({key: written[key] for key in of_registry}))
-    tables = plan_tables(name, found)
-    return Plan(name, {"kafka": source}, tables, registry=options, variables=tuple(variables.values()))
-
-
-def _check_registry(url: str, options: Mapping[str, str]) -> RegistryOptions:
+def _plan_topics(name: str, servers: str, topics: tuple[str, ...], pairs: dict[str, str], url: str | None) -> Plan:
+    variables = {key: re.sub(r"\W", "_", key).upper() for key in pairs}
+    # What is written has variables in place of values.
+    written, written_registry = _split_options({key: f"${{{variable}}}" for key, variable in variables.items()})
+    options, of_registry = _split_options(pairs)
     try:
-        return RegistryOptions.model_validate({"url": url, **_nest_keys(options)})
+        registry = None if url is None else RegistryOptions.model_validate({"url": url, **of_registry})
     except ValidationError as error:
         message = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise click.BadParameter(message, param_hint="--registry") from None
+    samples = sample_topics(KafkaSource(servers=servers, topics=topics, options=options))
+    with nullcontext() if registry is None else RegistryClient(registry) as client:
+        tables = plan_tables(name, [find_format(sample, client) for sample in samples])
+    source: dict[str, Any] = {"servers": f"${{KAFKA:-{servers}}}", "topics": [*topics]}
+    if written:
+        source["options"] = written
+    written_registry = {"url": f"${{REGISTRY:-{url}}}", **written_registry}
+    return Plan(name, {"kafka": source}, tables, registry=written_registry, variables=tuple(variables.values()))
 
 
-def _nest_keys(pairs: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options of a registry as a configuration has them: `registry.basic.user` is `basic: {user: ...}`."""
-    nested: dict[str, Any] = {}
-    for key, value in pairs.items():
+def _split_options(pairs: dict[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the options of Kafka, and those of the registry: `registry.basic.user` is `basic: {user: ...}`."""
+    of_kafka = {key: value for key, value in pairs.items() if not key.startswith(OF_REGISTRY)}
+    of_registry: dict[str, Any] = {}
+    for key in sorted(pairs.keys() - of_kafka.keys()):
         group, _, name = key.removeprefix(OF_REGISTRY).rpartition(".")
-        place = nested.setdefault(group, Inline()) if group else nested
-        place[name] = value
-    return nested
+        place = of_registry.setdefault(group, {}) if group else of_registry
+        place[name] = pairs[key]
+    return of_kafka, of_registry
 
 
 def _plan_files(name: str, files: FilesSource) -> Plan:
@@ -138,25 +122,17 @@ def _plan_files(name: str, files: FilesSource) -> Plan:
     if form is None:
         return Plan(name, {"files": source}, plan_tables(name, [find_format(sample_lines(paths), None)]))
     source["format"] = form
-    (table,) = plan_tables(name, [find_rows(paths, form)])
-    if table.kind is not None:
-        # Without it a test, which reads no file, would not know the field.
-        source["schema_hints"] = f"{quote_name(table.kind.path[0])} string"
-    return Plan(name, {"files": source}, (table,))
-
-
-def _add_ignored() -> None:
-    file = Path(".gitignore")
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    if IGNORED not in lines:
-        file.write_text("\n".join([*lines, IGNORED, ""]), encoding="utf-8")
+    tables = plan_tables(name, [find_rows(paths, form)])
+    # Without it a test, which reads no file, would not know the field.
+    for field in tables[0].kind.path[:1]:
+        source["schema_hints"] = f"{quote_name(field)} string"
+    return Plan(name, {"files": source}, tables)
 
 
 def _show_summary(plan: Plan, files: list[str]) -> None:
     for table in plan.tables:
-        click.echo(to_printable(f"{table.found.sample}; {table.found.seen}"))
-        for line in table.describe_candidates():
-            click.echo(to_printable(f"  {line}"))
+        lines = [f"{table.found.sample}; {table.found.seen}", *(f"  {line}" for line in table.describe_candidates())]
+        click.echo("\n".join(map(to_printable, lines)))
     click.echo(f"wrote {', '.join(files)}")
     if plan.variables:
         click.echo(f"set before a start: {', '.join(plan.variables)}")

@@ -7,120 +7,125 @@ same texts in other orders tell by chance, over the sum of the entropies of thos
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from router_init.observed import is_time
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from numpy.typing import NDArray
+
+    from router_init.columns import Column
 
     Floats = NDArray[np.float64]
 
 Path = tuple[str, ...]
-
-FEWEST_VALUES = 2
-MOST_VALUES = 500
+"""A field, or a field of a field: nothing deeper is looked at."""
+KINDS = range(2, 501)
+"""How many values a field may have that says the kind."""
 FEWEST_RECORDS = 0.95
 """Share of the records that have the field."""
 LONGEST_VALUE = 200
-DEPTH = 2
-"""Fields of fields are looked at, and nothing deeper."""
 SHUFFLES = 8
 """Orders of the same texts: what the best of them tells is chance."""
-BEST_GUESSES = ("type", "kind", "event", "event_type", "eventtype", "event_name", "record_type", "message_type")
-"""Names of fields that say a kind where presence tells nothing, since records of all kinds have the same fields."""
 LEAST_SCORE = 0.1
 """Of what is open about a field, or about all of them: a text that tells less tells nothing."""
+BEST_GUESSES = ("type", "kind", "event", "event_type", "eventtype", "event_name", "record_type", "message_type")
+"""Names of fields that say a kind where presence tells nothing, since records of all kinds have the same fields."""
 MOST_TRACKED = 2000
 """Fields whose presence is looked at, the most frequent ones; objects with data for names have any number."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A field that may say the kind: its values with their numbers, and the share that they tell of what others are."""
+    """A field that may say the kind: its values with their numbers, and the share that they tell of what others are.
 
-    path: Path
-    values: Counter[str]
-    score: float
+    Without a path it is none: records have no kinds.
+    """
+
+    path: Path = ()
+    values: Counter[str] = field(default_factory=Counter)
+    score: float = 0.0
+
+    @property
+    def says_kind(self) -> bool:
+        """Return whether tables can be named after it."""
+        return self.score >= LEAST_SCORE or self.is_guessed
+
+    @property
+    def is_guessed(self) -> bool:
+        """Return whether the field is called as those that say a kind are."""
+        return self.path[-1].lower() in BEST_GUESSES
+
+    @property
+    def rank(self) -> tuple[float, bool, int, int, Path]:
+        """Return its place among the candidates; of those that tell the same the plainest is the first."""
+        return (-round(self.score, 2), not self.is_guessed, len(self.path), len(self.values), self.path)
 
     def __str__(self) -> str:
         records = self.values.total()
         return f"{len(self.values):,} values in {records:,} records, {self.score:.0%} of which other fields are there"
 
 
-def find_candidates(events: Sequence[Mapping[str, Any]]) -> list[Candidate]:
-    """Return the fields that may say of what kind an event is, the best first."""
-    values: dict[Path, Counter[str]] = defaultdict(Counter)
-    refused = set()
-    counts: Counter[Path] = Counter()
-    records = [dict(_walk(event)) for event in events]
-    for fields in records:
-        counts.update(fields.keys())
-        for path, value in fields.items():
-            if not isinstance(value, str) or len(value) > LONGEST_VALUE:
-                refused.add(path)
-            elif value:
-                values[path][value] += 1
-    tracked = [path for path, _ in counts.most_common(MOST_TRACKED)]
-    presence = np.zeros((len(records), len(tracked)))
+def value_at(event: Any, path: Path) -> Any:
+    """Return a field, or a field of a field; None if it is not there."""
+    for name in path:
+        event = event.get(name) if isinstance(event, dict) else None
+    return event
+
+
+def find_candidates(records: Column) -> list[Candidate]:
+    """Return the fields that may say of what kind a record is, the best first; labels are the numbers of records."""
+    columns: dict[Path, Column] = {}
+    for name, column in records.inside.items():
+        columns[str(name),] = column
+        # Arrays may have a million elements, of which none is a field.
+        inside = column.inside if column.kinds["object"] else {}
+        for inner_name, inner in inside.items():
+            if inner_name is not None:
+                columns[str(name), inner_name] = inner
+    texts = {path: column for path, column in columns.items() if _are_kinds(column, len(records.values))}
+    if not texts:
+        return []
+    tracked = sorted(columns, key=lambda path: len(columns[path].present), reverse=True)[:MOST_TRACKED]
+    presence = np.zeros((len(records.values), len(tracked)))
     for number, path in enumerate(tracked):
-        presence[:, number] = [path in fields for fields in records]
-    open_bits = _entropy(presence.sum(axis=0) / max(1, len(records)))
-    told: dict[Path, Floats] = {}
-    shuffle = np.random.default_rng(0)
-    for path, of_path in values.items():
-        is_some = FEWEST_VALUES <= len(of_path) <= MOST_VALUES and of_path.total() >= FEWEST_RECORDS * len(records)
-        # Values that go on coming are no kinds: each record would be its own.
-        grows = sum(count == 1 for count in of_path.values()) * 10 > of_path.total()
-        if path in refused or not is_some or grows or all(map(is_time, of_path)):
-            continue
+        presence[columns[path].present, number] = 1
+    open_bits = _entropy(presence.mean(axis=0))
+    told = {}
+    for path, column in texts.items():
         # A field says nothing about what is in it, and about what it is in.
         others = [other[: len(path)] != path and path[: len(other)] != other for other in tracked]
-        texts = np.array([fields.get(path, "") for fields in records])
-        by_chance = [_tell(shuffle.permutation(texts), presence) for _ in range(SHUFFLES)]
-        bits = (_tell(texts, presence) - np.max(by_chance, axis=0)) * others
+        bits = _tell(column, presence) * others
         told[path] = np.where(bits > LEAST_SCORE * open_bits, bits, 0)
     # What no field tells is chance, as the names of an object that are data.
-    tellable = np.any([bits > 0 for bits in told.values()], axis=0)
-    total = (open_bits * tellable).sum() if told else 0.0
-    candidates = [Candidate(path, values[path], float(bits.sum() / (total or 1))) for path, bits in told.items()]
-    return sorted(candidates, key=_order)
+    tellable = np.any([*told.values()], axis=0)
+    total = (open_bits * tellable).sum() or 1
+    candidates = [Candidate(path, texts[path].value_counts, float(bits.sum() / total)) for path, bits in told.items()]
+    return sorted(candidates, key=lambda candidate: candidate.rank)
 
 
-def choose(candidates: Iterable[Candidate]) -> Candidate | None:
-    """Return the candidate that says the kind; None if none does."""
-    saying = (each for each in candidates if each.score >= LEAST_SCORE or each.path[-1].lower() in BEST_GUESSES)
-    return next(saying, None)
+def _are_kinds(column: Column, records: int) -> bool:
+    values = column.value_counts
+    is_text = column.kinds.keys() <= {"null", "string", "timestamp"} and "string" in column.kinds
+    is_always = len(values) in KINDS and values.total() >= FEWEST_RECORDS * records
+    # Values that go on coming are no kinds: each record would be its own.
+    grows = sum(count == 1 for count in values.values()) * 10 > values.total()
+    return is_text and is_always and not grows and max(map(len, values)) <= LONGEST_VALUE
 
 
-def value_at(event: Mapping[str, Any], path: Path) -> Any:
-    """Return a field, or a field of a field; None if it is not there."""
-    return dict(_walk(event)).get(path)
+def _tell(column: Column, presence: Floats) -> Floats:
+    """Return the bits that a text tells of the presence of each field, less those that it tells by chance."""
+    texts = np.full(len(presence), "", object)
+    texts[column.labels] = [value or "" for value in column.values]
+    shuffle = np.random.default_rng(0)
+    by_chance = [_mutual_information(shuffle.permutation(texts), presence) for _ in range(SHUFFLES)]
+    bits: Floats = _mutual_information(texts, presence) - np.max(by_chance, axis=0)
+    return bits
 
 
-def _order(candidate: Candidate) -> tuple[float, bool, int, int, Path]:
-    guessed = candidate.path[-1].lower() in BEST_GUESSES
-    # Between fields that tell the same, such as a name and its number: the plainest.
-    return (-round(candidate.score, 2), not guessed, len(candidate.path), len(candidate.values), candidate.path)
-
-
-def _walk(event: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Any]]:
-    for name, value in event.items():
-        path = (*above, name)
-        if value is not None:  # change events have both states of a row, one of them null
-            yield path, value
-        if isinstance(value, dict) and len(path) < DEPTH:
-            yield from _walk(value, path)
-
-
-def _tell(texts: NDArray[np.str_], presence: Floats) -> Floats:
-    """Return the mutual information of a text and the presence of each field, in bits."""
+def _mutual_information(texts: NDArray[np.object_], presence: Floats) -> Floats:
     bits = _entropy(presence.mean(axis=0))
     for kind in np.unique(texts):
         of_kind = presence[texts == kind]

@@ -22,7 +22,7 @@ from router.errors import StartError, join_names
 from router.registry import suggest_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from confluent_kafka.admin import AdminClient
 
@@ -40,12 +40,8 @@ CONSUMER_GROUP = "router-init"
 """What librdkafka wants to be told, though the group is never joined."""
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """A record; a line of a file has no key, and a row no value of its own."""
-
-    value: bytes | None
-    key: bytes | None = None
+Record = tuple[bytes | None, bytes | None]
+"""Key and value; a line of a file has no key, and a row no value of its own."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,7 @@ class Sample:
     """
 
     name: str
-    records: tuple[Sampled, ...]
+    records: tuple[Record, ...]
     total: int | None = None
     compacted: bool = False
 
@@ -70,7 +66,8 @@ def sample_topics(kafka: KafkaSource) -> list[Sample]:
 
     Raises StartError if the brokers do not answer, or have no such topic.
     """
-    settings = {
+    admin = admin_client(kafka)
+    consumer = Consumer({
         **client_settings(kafka),
         "group.id": CONSUMER_GROUP,
         "enable.auto.commit": "false",
@@ -79,60 +76,54 @@ def sample_topics(kafka: KafkaSource) -> list[Sample]:
         "allow.auto.create.topics": "false",
         "auto.offset.reset": "earliest",
         "logger": SILENT,
-    }
-    admin = admin_client(kafka)
-    consumer = Consumer(settings)
+    })  # fmt: skip
     try:
         existing = consumer.list_topics(timeout=BROKER_TIMEOUT_SECONDS).topics
         for topic in kafka.topics:
             if topic not in existing:
                 raise StartError(f"there is no topic `{topic}`; {suggest_names(topic, sorted(existing))}")
-        compacted = _find_compacted(admin, kafka.topics)
-        samples = []
-        for topic in kafka.topics:
-            partitions = [*existing[topic].partitions]
-            samples.append(_sample_topic(consumer, topic, partitions, compacted=topic in compacted))
-        return samples
+        compacted = {topic for topic in kafka.topics if _is_compacted(admin, topic)}
+        return [_sample_topic(consumer, topic, [*existing[topic].partitions], compacted) for topic in kafka.topics]
     except KafkaException as error:
         raise StartError(f"the brokers at {kafka.servers} do not answer: {error.args[0].str()}") from None
     finally:
         consumer.close()
 
 
-def _find_compacted(admin: AdminClient, topics: Sequence[str]) -> set[str]:
-    """Return which topics keep the newest record of a key only."""
-    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
-    compacted = set()
-    for resource, answer in admin.describe_configs(resources, request_timeout=BROKER_TIMEOUT_SECONDS).items():
-        with suppress(KafkaException, KeyError):  # who may read a topic need not see how it is set
-            if "compact" in answer.result(BROKER_TIMEOUT_SECONDS)["cleanup.policy"].value:
-                compacted.add(resource.name)
-    return compacted
+def _is_compacted(admin: AdminClient, topic: str) -> bool:
+    """Return whether a topic keeps the newest record of a key only."""
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    with suppress(KafkaException, KeyError):  # who may read a topic need not see how it is set
+        answer = admin.describe_configs([resource], request_timeout=BROKER_TIMEOUT_SECONDS)[resource]
+        return "compact" in answer.result(BROKER_TIMEOUT_SECONDS)["cleanup.policy"].value
+    return False
 
 
-def _sample_topic(consumer: Consumer, topic: str, partitions: Sequence[int], *, compacted: bool) -> Sample:
+def _sample_topic(consumer: Consumer, topic: str, partitions: Sequence[int], compacted: set[str]) -> Sample:
     quota = max(1, MOST_RECORDS // (2 * len(partitions)))
-    firsts: dict[int, tuple[int, int]] = {}
-    lasts: dict[int, tuple[int, int]] = {}
-    total = 0
+    offsets = {}
+    ends = {}
     for partition in partitions:
         begin, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=BROKER_TIMEOUT_SECONDS)
-        total += end - begin
-        middle = min(end, begin + quota)
-        firsts[partition] = (begin, middle)
-        lasts[partition] = (max(middle, end - quota), end)
-    records = (*_read_spans(consumer, topic, firsts), *_read_spans(consumer, topic, lasts))
-    return Sample(topic, records, total, compacted)
+        offsets[partition] = begin
+        ends[partition] = end
+    total = sum(ends.values()) - sum(offsets.values())
+    middles = {partition: min(end, offsets[partition] + quota) for partition, end in ends.items()}
+    records = [*_read_spans(consumer, topic, offsets, middles)]
+    # What large records left of the beginning is a part of the end, if there are few.
+    for partition, end in ends.items():
+        offsets[partition] = max(offsets[partition], end - quota)
+    records += _read_spans(consumer, topic, offsets, ends)
+    return Sample(topic, tuple(records), total, topic in compacted)
 
 
-def _read_spans(consumer: Consumer, topic: str, spans: dict[int, tuple[int, int]]) -> Iterator[Sampled]:
-    """Yield the records of a span of offsets, `[begin, end)`, of each partition."""
-    open_partitions = {partition for partition, (begin, end) in spans.items() if begin < end}
-    consumer.assign([TopicPartition(topic, partition, spans[partition][0]) for partition in open_partitions])
+def _read_spans(consumer: Consumer, topic: str, offsets: dict[int, int], ends: Mapping[int, int]) -> Iterator[Record]:
+    """Yield the records of each partition from its offset to its end, and move its offset on."""
+    consumer.assign([TopicPartition(topic, partition, offset) for partition, offset in offsets.items()])
     until = time.monotonic() + READ_SECONDS
     size = 0
     # One by one: a thousand records of 8 MB would be read before their size is looked at.
-    while open_partitions and time.monotonic() < until and size < MOST_BYTES / 2:
+    while offsets != ends and time.monotonic() < until and size < MOST_BYTES / 2:
         message = consumer.poll(0.2)
         if message is None:
             continue
@@ -140,12 +131,11 @@ def _read_spans(consumer: Consumer, topic: str, spans: dict[int, tuple[int, int]
         error = message.error()
         if error is not None and error.code() != KafkaError._PARTITION_EOF:
             raise KafkaException(error)
-        _, end = spans[partition]
-        if error is not None or offset >= end - 1:
-            open_partitions.discard(partition)
-        if error is None and offset < end:
+        if error is None and offset < ends[partition]:
             size += len(message.value() or b"")
-            yield Sampled(message.value(), message.key())
+            yield message.key(), message.value()
+        # The end of a partition has an offset also: the last records may have been compacted away.
+        offsets[partition] = min(offset + 1, ends[partition])
     consumer.unassign()
 
 
@@ -158,12 +148,12 @@ def sample_lines(files: Sequence[Path]) -> Sample:
     return Sample(join_names([file.name for file in files]), tuple(lines))
 
 
-def _read_lines(files: Iterable[Path]) -> Iterator[Sampled]:
+def _read_lines(files: Iterable[Path]) -> Iterator[Record]:
     for file in files:
         with file.open("rb") as lines:
             for line in lines:
                 if line.strip():
-                    yield Sampled(line.rstrip(b"\r\n"))
+                    yield None, line.rstrip(b"\r\n")
 
 
 def find_files(source: FilesSource) -> list[Path]:

@@ -7,19 +7,20 @@ record. It is tried before it is written, so that it fails for that reason and n
 from __future__ import annotations
 
 import base64
-import math
+import json
 import os
 import re
 import shlex
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import click
-import yaml
 
 from router.cli import echo_message
 from router.cli.dead_letters import shorten_text
-from router.cli.masking import Mask, UnmaskableError
+from router.cli.masking import Mask
 from router.cli.session import spark_session
+from router.cli.yaml_text import write_yaml
 from router.config.loader import load_config
 from router.engine.preflight.route_tests import (
     LETTER_COLUMNS,
@@ -54,106 +55,82 @@ def capture_record(
     """
     path = file.with_name(f"{file.stem}{SUFFIX}")
     tests = load_tests(path) if path.exists() else RouteTests.model_construct(tests=())
-    topic = (record["topic"] or "record").rpartition("/")[2]
-    name = f"taken: {topic}, partition {record['partition']}, offset {record['offset']}"
-    described = [describe_record(record)]
-    if not with_values:
-        described.append(describe_record(mask_record(record, file)))
-    expected = Expected(tables=None, sent=None)
-    cases = [RouteTest(name=name, records=(InputRecord(**fields),), expect=expected) for fields in described]
     if path.exists() and tests.tested_configuration(path).resolve() != file.resolve():
         raise StartError(f"{path} tests {tests.tested_configuration(path)}, and no test of {file} can stand there")
-    if any(case.records == cases[-1].records for case in tests.tests):
+    case = make_case(record)
+    # Without values the masked record is what is written; the record itself is tried beside it.
+    written = case if with_values else make_case(mask_record(record, file))
+    if any(other.records == written.records for other in tests.tests):
         raise StartError(f"{path} has this record already: router test {shlex.quote(str(path))}")
 
-    trial = tests.model_copy(update={"tests": tuple(cases)})
+    trial = tests.model_copy(update={"tests": (case, written)})
     loaded = load_config(file, registry, environ={**os.environ, **tests.variables})
     click.echo("the case is tried first, which starts Spark", err=True)
     with spark_session(loaded.config) as session:
-        results = list(run_tests(loaded, trial, session))
-    if tuple(letter[name] for name in LETTER_COLUMNS) not in results[0].dead_letters:
-        faults = "; ".join(results[0].faults) or f"{file} takes it"
+        tried, tried_as_written = run_tests(loaded, trial, session)
+    if tuple(letter[name] for name in LETTER_COLUMNS) not in tried.dead_letters:
+        faults = "; ".join(tried.faults) or f"{file} takes it"
         raise StartError(
             f"a route test does not refuse the record as it was refused, and none is written: {faults}; see what would "
             "become of it today: router replay FILE"
         )
-    if set(results[-1].dead_letters) != set(results[0].dead_letters):
+    if set(tried_as_written.dead_letters) != set(tried.dead_letters):
         raise StartError("masked, the record is not refused as it was, and no test is written: add --with-values")
-    append_case(path, file, tests, cases[-1], write_case(name, described[-1], letter))
+    append_case(path, file, tests, written, letter)
 
 
-def describe_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record as a route test gives it; raise StartError if it cannot."""
-    described: dict[str, Any] = {}
-    value = record["value"]
+def make_case(record: Mapping[str, Any]) -> RouteTest:
+    """Return the case of a record, as a route test gives it; raise StartError if it cannot."""
+    fields: dict[str, Any] = {}
     try:
-        described["value"] = None if value is None else value.decode()
-    except UnicodeDecodeError:
-        described["base64"] = base64.b64encode(value).decode()
-    try:
-        if record["key"] is not None:
-            described["key"] = record["key"].decode()
-        if record["headers"]:
-            described["headers"] = {header["key"]: header["value"].decode() for header in record["headers"]}
+        fields["key"] = None if record["key"] is None else record["key"].decode()
+        fields["headers"] = {header["key"]: header["value"].decode() for header in record["headers"] or ()}
     except (UnicodeDecodeError, AttributeError):
         raise StartError("a route test cannot have this record: its key or a header is no UTF-8 text") from None
+    value = record["value"]
+    try:
+        fields["value"] = None if value is None else value.decode()
+    except UnicodeDecodeError:
+        fields["base64"] = base64.b64encode(value).decode()
+    topic = (record["topic"] or "record").rpartition("/")[2]
     # The path of a file is one of this machine.
-    if record["topic"] is not None and "/" not in record["topic"]:
-        described.update(topic=record["topic"], partition=record["partition"])
-    return described
+    if topic == record["topic"]:
+        fields |= {"topic": topic, "partition": record["partition"]}
+    name = f"taken: {topic}, partition {record['partition']}, offset {record['offset']}"
+    return RouteTest(name=name, records=(InputRecord(**fields),), expect=Expected(tables=None, sent=None))
 
 
 def mask_record(record: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """Return a record with masked value, key and headers; raise StartError if what its bytes mean is unknown."""
     # Rules compare with words of the configuration; nobody learns one from a test beside it.
     mask = Mask(words=frozenset(re.findall(r"[\w.-]+", file.read_text(encoding="utf-8"))))
-    try:
-        headers = [{**header, "value": mask.mask_record(header["value"])} for header in record["headers"] or ()]
-        masked = {name: mask.mask_record(record[name]) for name in ("key", "value")}
-    except UnmaskableError as error:
-        raise StartError(f"the record cannot be masked: {error}; --with-values writes it as it is") from None
+    headers = [{**header, "value": mask.mask_record(header["value"])} for header in record["headers"] or ()]
+    masked = {name: mask.mask_record(record[name]) for name in ("key", "value")}
     return {**record, **masked, "headers": headers}
 
 
-def write_case(name: str, record: Mapping[str, Any], letter: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a case that expects a record to be no dead letter, as an item of `tests`."""
+def write_case(case: RouteTest, letter: Mapping[str, Any]) -> str:
+    """Return a case as an item of `tests`, with the reason of its dead letter before it: none is expected."""
     refusal = ", ".join(f"{column} {letter[column]}" for column in LETTER_COLUMNS if letter[column])
-    fields = ", ".join(f"{field}: {quote_value(value)}" for field, value in record.items())
-    return [
-        f"# {shorten_text(to_printable(refusal))}",
-        f"- name: {quote_value(name)}",
-        f"  records: [{{{fields}}}]",
-        "  expect: {tables: null, sent: null, dead_letters: []}  # null: not compared",
-    ]
+    (record,) = case.records
+    fields = record.model_dump(exclude_defaults=True) or {"value": None}
+    item = write_yaml([{"name": case.name, "records": [fields], "expect": {"tables": None, "sent": None}}])
+    return f"# {shorten_text(to_printable(refusal))}\n{item.rstrip()}  # null: not compared\n"
 
 
-def quote_value(value: Any) -> str:
-    """Return a value as YAML on one line, with every text in quotes: none is read as a number, or as structure."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{quote_value(name)}: {quote_value(part)}" for name, part in value.items()) + "}"
-    if not isinstance(value, str):
-        return "null" if value is None else str(value)
-    style = "'" if value.isprintable() else '"'
-    return yaml.safe_dump(value, default_style=style, allow_unicode=style == "'", width=math.inf).rstrip("\n")
-
-
-def append_case(path: Path, file: Path, tests: RouteTests, case: RouteTest, lines: list[str]) -> None:
+def append_case(path: Path, file: Path, tests: RouteTests, case: RouteTest, letter: Mapping[str, Any]) -> None:
     """Append a case to a file of route tests, and print what to do next; print the case if it cannot be appended."""
     former = path.read_bytes().decode() if path.exists() else ""
-    addition = ""
-    if not former:
-        addition = "tests:\n" if file.suffix == ".yaml" else f"configuration: {quote_value(file.name)}\ntests:\n"
-    elif not former.endswith("\n"):
-        addition = "\n"
+    item = write_case(case, letter)
     first_item = FIRST_ITEM.search(former)
-    indentation = first_item[1] if first_item else "  "
-    addition += "".join(f"{indentation}{line}\n" for line in lines)
+    addition = "\n" if former else f"configuration: {json.dumps(file.name)}\ntests:\n"
+    addition += textwrap.indent(item, first_item[1] if first_item else "  ")
     try:
-        appended = parse_tests((former + addition).removeprefix("\ufeff"), path)
+        appended = parse_tests((former + addition).removeprefix("\ufeff"), path).tests
     except ConfigError:
-        appended = tests
-    if appended.tests != (*tests.tests, case):
-        click.echo("\n".join(lines))
+        appended = ()
+    if appended != (*tests.tests, case):
+        click.echo(item, nl=False)
         raise StartError(
             f"{path}: its `tests` are no list at its end that a case can be appended to: add the one above"
         )

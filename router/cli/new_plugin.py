@@ -23,24 +23,41 @@ if TYPE_CHECKING:
 
 TEMPLATE_DISTRIBUTION = "own-parts"
 """The name that the package has in the repository; its module and its parts have this name with `_`."""
-_PACKAGE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*([-_.][A-Za-z0-9]+)*")
-_LONGEST_NAME = 40
-"""Characters of NAME at most: its parts begin with it, and their names have 64."""
+_PACKAGE_NAME = re.compile(r"(?!.{41})[A-Za-z][A-Za-z0-9]*([-_.][A-Za-z0-9]+)*")
+"""At most 40 characters: the parts of the package begin with its name, and theirs have 64."""
 _CONDITIONAL_LINE = re.compile(r"^(.*?) *# (if|unless) ([a-z ]+)\n", re.MULTILINE)
 
 
 def _parse_kinds(_context: click.Context, _option: click.Parameter, text: str) -> frozenset[str]:
     """Return the kinds of parts in a list with commas."""
-    kinds = [kind.strip() for kind in text.split(",")]
-    for kind in kinds:
-        if kind not in FAMILIES:
-            near = suggest_names(kind, FAMILIES, "kinds")
-            raise click.BadParameter(f"there is no kind of parts `{to_printable(kind)}`; {near}")
-    return frozenset(kinds)
+    kinds = frozenset(kind.strip() for kind in text.split(","))
+    unknown = sorted(kinds.difference(FAMILIES))
+    if unknown:
+        near = suggest_names(unknown[0], FAMILIES, "kinds")
+        raise click.BadParameter(f"there is no kind of parts `{to_printable(unknown[0])}`; {near}")
+    return kinds
+
+
+def _check_name(_context: click.Context, _argument: click.Parameter, name: str) -> str:
+    """Refuse a name that a distribution or its module cannot have, or another module has."""
+    module = _module_of(name)
+    problem = ""
+    if not _PACKAGE_NAME.fullmatch(name) or iskeyword(module):
+        problem = "is not a name of at most 40 letters and digits with single `-`, `_` or `.`, or is a word of Python"
+    elif spec := find_spec(module):
+        places = spec.submodule_search_locations or [spec.origin or ""]
+        # One that was written here, and installed as `pip install -e` does, may be written again.
+        if not all(Path(place).is_relative_to(Path(name).resolve()) for place in places):
+            problem = f"would hide the module `{module}`, which is installed"
+    elif any(distributions(name=name)):
+        problem = "is a distribution that is installed, which `pip install` would replace"
+    if problem:
+        raise click.BadParameter(f"`{to_printable(name)}` {problem}; choose another, as `shop-router`")
+    return name
 
 
 @click.command(short_help="Write a package for parts of your own, with tests.")
-@click.argument("name")
+@click.argument("name", callback=_check_name)
 @click.option(
     "--parts",
     "kinds",
@@ -58,7 +75,6 @@ def new(name: str, kinds: frozenset[str], force: bool) -> None:
     test. NAME is that of the distribution; the module and the parts are called alike.
     """
     folder = Path(name)
-    _check_name(name, folder.resolve())
     if not force and (folder.is_file() or (folder.is_dir() and any(folder.iterdir()))):
         raise click.BadParameter(f"{name} is there already; --force overwrites files in it", param_hint="NAME")
     for path, text in _files_of_package(name, kinds):
@@ -67,28 +83,6 @@ def new(name: str, kinds: frozenset[str], force: bool) -> None:
         target.write_text(text, encoding="utf-8")
         click.echo(target)
     click.echo(f"\nnext:\n  cd {name} && pip install -e . pytest\n  pytest\n  router test orders.test.yaml")
-
-
-def _check_name(name: str, folder: Path) -> None:
-    """Raise BadParameter for a name that a distribution or its module cannot have, or another module has."""
-    module = _module_of(name)
-    problem = ""
-    if not _PACKAGE_NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
-        problem = (
-            f"is not a name of at most {_LONGEST_NAME} letters and digits, with single `-`, `_` or `.` between them"
-        )
-    elif iskeyword(module):
-        problem = "is a word of Python, which no module can be called"
-    elif spec := find_spec(module):
-        places = spec.submodule_search_locations or [spec.origin or ""]
-        # One that was written here, and installed as `pip install -e` does, may be written again.
-        if not all(Path(place).is_relative_to(folder) for place in places):
-            problem = f"would hide the module `{module}`, which is installed"
-    elif any(distributions(name=name)):
-        problem = "is a distribution that is installed, which `pip install` would replace"
-    if problem:
-        text = f"`{to_printable(name)}` {problem}; choose another, as `shop-router`"
-        raise click.BadParameter(text, param_hint="NAME")
 
 
 def _module_of(distribution: str) -> str:
@@ -104,11 +98,10 @@ def _files_of_package(name: str, kinds: Set[str]) -> Iterator[tuple[str, str]]:
 
     template = shipped_folder("new_plugin")
     for path in sorted(template.rglob("*.*")):
-        kind = path.stem.removeprefix("test_")
-        if path.suffix not in {".py", ".toml", ".yaml"} or (kind in FAMILIES and kind not in kinds):
-            continue
-        text = _CONDITIONAL_LINE.sub(choose_line, path.read_text(encoding="utf-8"))
-        yield _put_name_in(str(path.relative_to(template)), name), _put_name_in(text, name)
+        is_of_package = path.suffix in {".py", ".toml", ".yaml"}
+        if is_of_package and path.stem.removeprefix("test_") not in FAMILIES.keys() - kinds:
+            text = _CONDITIONAL_LINE.sub(choose_line, path.read_text(encoding="utf-8"))
+            yield _put_name_in(str(path.relative_to(template)), name), _put_name_in(text, name)
 
 
 def _put_name_in(text: str, name: str) -> str:

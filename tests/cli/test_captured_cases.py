@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router import StartError
-from router.cli.capture import append_case, describe_record, mask_record, write_case
+from router.cli.capture import append_case, make_case, mask_record, write_case
 from router.engine.preflight.route_tests import Expected, InputRecord, RouteTest, RouteTests, load_tests, parse_tests
 
 LETTER = {"stage": "expect", "route": "games", "sink": None, "reason": "a\nb: 'c' \u202e#"}
@@ -24,7 +24,7 @@ tests:  # two
       records: [{value: {game: uno}}]  # dropped
       expect: {}
 # The end."""
-RECORD = {"value": b"x", "key": None, "headers": None, "topic": None, "partition": None}
+RECORD = {"value": b"x", "key": None, "headers": None, "topic": None, "partition": None, "offset": 1}
 
 
 def case_of(record: dict[str, Any]) -> RouteTest:
@@ -43,22 +43,23 @@ def test_any_record_is_read_as_it_was(value: bytes | None, headers: dict[str, st
     for name, text in headers.items():
         raw_headers.append({"key": name.encode(errors="replace").decode(), "value": text.encode(errors="replace")})
     topic = None if topic is None else topic.encode(errors="replace").decode()
-    described = describe_record(
+    made = make_case(
         {
             "value": value,
             "key": value if value and value.isascii() else None,
             "headers": raw_headers,
             "topic": topic,
             "partition": 3,
+            "offset": 5,
         }
     )
-    lines = write_case("one: 'more'", described, LETTER)
+    text = write_case(made, LETTER)
 
-    (case,) = parse_tests("tests:\n" + "".join(f"  {line}\n" for line in lines), Path("games.test.yaml")).tests
+    (case,) = parse_tests("tests:\n" + text, Path("games.test.yaml")).tests
 
-    assert case == case_of(described)
+    assert case == made
     assert case.records[0].content == value
-    assert all(line.isprintable() for line in lines)
+    assert text.replace("\n", "").isprintable()
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_what_stands_in_a_file_stays(tmp_path: Path, text: str) -> None:
         path.write_bytes(text.encode())
     tests = load_tests(path) if text else RouteTests.model_construct(tests=())
 
-    append_case(path, file, tests, case_of({"value": "x"}), write_case("one: 'more'", {"value": "x"}, LETTER))
+    append_case(path, file, tests, case_of({"value": "x"}), LETTER)
 
     assert path.read_bytes().startswith(text.encode())
     assert load_tests(path).tests == (*tests.tests, case_of({"value": "x"}))
@@ -95,19 +96,16 @@ def test_a_case_that_cannot_be_appended_is_printed(
     path.write_text(text)
 
     with pytest.raises(StartError):
-        append_case(path, tmp_path / "games.yaml", load_tests(path), case_of({"value": "x"}), ["- name: x"])
+        append_case(path, tmp_path / "games.yaml", load_tests(path), case_of({"value": "x"}), LETTER)
 
     assert path.read_text() == text
-    assert capsys.readouterr().out == "- name: x\n"
+    assert capsys.readouterr().out == write_case(case_of({"value": "x"}), LETTER)
 
 
 def test_a_configuration_with_another_ending_is_named(tmp_path: Path) -> None:
     path = tmp_path / "games.test.yaml"
 
-    append_case(
-        path, tmp_path / "games.yml", RouteTests.model_construct(tests=()), case_of({"value": "x"}),
-        write_case("one: 'more'", {"value": "x"}, LETTER),
-    )  # fmt: skip
+    append_case(path, tmp_path / "games.yml", RouteTests.model_construct(tests=()), case_of({"value": "x"}), LETTER)
 
     assert load_tests(path).tested_configuration(path) == tmp_path / "games.yml"
 
@@ -118,7 +116,7 @@ def test_a_configuration_with_another_ending_is_named(tmp_path: Path) -> None:
 )
 def test_a_record_that_no_test_can_have_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(StartError):
-        describe_record({**RECORD, **changes})
+        make_case({**RECORD, **changes})
 
 
 def test_key_and_headers_are_masked_also(tmp_path: Path) -> None:

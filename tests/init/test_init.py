@@ -16,9 +16,10 @@ from router.config.loader import load_config
 from router.engine.preflight.route_tests import load_tests
 from router.registry import load_registry
 from router_init import samples
-from router_init.documents import Plan, plan_tables
+from router_init.documents import Plan, write_files
 from router_init.formats import Event, Found
-from router_init.samples import Sample, Sampled
+from router_init.samples import Sample
+from router_init.tables import plan_tables
 from tests.init.topics import SECRETS, draw_topic
 
 if TYPE_CHECKING:
@@ -181,8 +182,8 @@ def test_names_that_are_data_inside_of_such_names_make_no_columns() -> None:
 
 
 def test_a_topic_of_names_that_are_data_leaves_others_their_format() -> None:
-    data = [Event(Sampled(b""), {f"ann-{number}": 1, f"tok{number}": 2}) for number in range(300)]
-    row = Event(Sampled(b""), {"n": 1}, 7)
+    data = [Event({f"ann-{number}": 1, f"tok{number}": 2}) for number in range(300)]
+    row = Event({"n": 1}, schema_id=7)
     found = [Found(Sample("a", ()), "json", "", tuple(data)), Found(Sample("b", ()), "avro", "", (row,))]
     plan = Plan("shop", {}, plan_tables("shop", found))
     assert [table.found.decoder for table in plan.tables] == ["none", "avro"]
@@ -199,8 +200,26 @@ def test_a_name_of_a_field_stays_on_its_line(end: str) -> None:
 
 
 def test_topics_of_one_name_have_routes_of_their_own() -> None:
-    found = [Found(Sample(name, ()), "none", "") for name in ("a.b", "a-b", "A_b", "x" * 249)]
-    assert [table.base for table in plan_tables("shop", found)] == ["a_b", "a_b_2", "a_b_2_2", "x" * 60]
+    found = [Found(Sample(name, ()), "none", "") for name in ("a.b", "a-b", "A_b", "1a.b", "x" * 249)]
+    assert [table.base for table in plan_tables("shop", found)] == ["a_b", "a_b_2", "a_b_2_2", "a_b_2_2_2", "x" * 60]
+
+
+def test_compacted_topics_have_tables_of_their_own() -> None:
+    """Without it the newest row of a customer is gone for the order that has the same number."""
+    found = []
+    for topic in ("customers", "orders"):
+        events = tuple(Event({"id": str(number)}, str(number).encode()) for number in range(50))
+        found.append(Found(Sample(topic, (), compacted=True), "json", "", events))
+    plan = Plan("shop", {}, plan_tables("shop", found))
+    routes = yaml.safe_load(write_files(plan, with_values=False)["shop.yaml"])["routes"]
+    conditions = {}
+    for route in routes:
+        if "upsert" in route["sinks"][0]:
+            conditions[route["sinks"][0]["upsert"]["table"]] = route["match"]["sql"]
+    assert conditions == {
+        "silver.customers_by_id": "topic = 'customers' AND event.id IS NOT NULL",
+        "silver.orders_by_id": "topic = 'orders' AND event.id IS NOT NULL",
+    }
 
 
 def test_what_is_nested_too_deep_is_garbage() -> None:

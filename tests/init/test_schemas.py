@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from router.cli import commands
 from router_init import cli
-from router_init.samples import Sample, Sampled
+from router_init.samples import Sample
 from router_schemas.wire_format import pack_value
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def write_json(number: int) -> bytes:
 
 def init(monkeypatch: pytest.MonkeyPatch, registry: FaultyRegistry, values: list[bytes]) -> str:
     """Call the command for a topic of these values, and return the text of its tests."""
-    sample = Sample("orders", tuple(Sampled(value) for value in values))
+    sample = Sample("orders", tuple((None, value) for value in values))
     monkeypatch.setattr(cli, "sample_topics", lambda kafka: [sample])
     arguments = ["init", "shop", "--kafka", "a:1", "--topic", "orders", "--registry", registry.url]
     done = CliRunner().invoke(commands, arguments)
@@ -176,3 +176,16 @@ def test_rows_keep_names_and_lose_values() -> None:
             assert all(set(event) == {"type", "Order ID", "first name"} for event in events)
         if form == "parquet":
             assert all(set(event["person"]) == {"first name"} for event in events)
+
+
+def test_a_kind_inside_of_a_column_of_files_makes_no_tables() -> None:
+    """Without it the test that is written knows the column as a text, and no table of it."""
+    kinds = [{"type": "ab"[number % 2], "n": number} for number in range(50)]
+    more = [1 if number % 2 else None for number in range(50)]
+    Path("in").mkdir()
+    pq.write_table(pa.table({"meta": pa.array(kinds), "more": pa.array(more)}), "in/a.parquet")
+    done = CliRunner().invoke(commands, ["init", "shop", "--files", "in"])
+    assert "event.meta.type could say the kind" in done.output
+    document = yaml.safe_load(Path("shop.yaml").read_text())
+    assert document["source"]["files"] == {"path": "in", "format": "parquet"}
+    assert document["routes"][0]["sinks"] == [{"delta": "silver.shop"}]
