@@ -299,7 +299,7 @@ def show_event(table: Table, event: Event, mask: Mask | None) -> dict[str, Any]:
         shown = shorten(event.fields) if len(write_json(event)) > LONGEST_RECORD else event.fields
         shown = shown if mask is None else mask.mask_value(shown)
     else:
-        shown = least_event(schema, path) if schema.kind == "AVRO" else {}
+        shown = least_event(schema, event.message, path)
         if table.latest is not None:
             shown.setdefault(table.latest, "1")
     place = shown

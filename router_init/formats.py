@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import chain, count, islice
 from typing import TYPE_CHECKING, Any
 
 import fastavro
@@ -167,21 +167,41 @@ def _make_reader(
     return None
 
 
-def least_event(schema: RegisteredSchema, path: tuple[str, ...]) -> Any:
-    """Return the least event of a schema of Avro in which the field at a path can be set."""
+def least_event(schema: RegisteredSchema, message: str | None, path: tuple[str, ...]) -> Any:
+    """Return the least event of a schema of Avro or Protobuf in which the field at a path can be set."""
+    if schema.kind == "PROTOBUF":
+        from router_schemas.protobuf.descriptors import compile_schema, message_of
+
+        least = _least_message(message_of(compile_schema(ResolvedSchema(schema)), message or ""))
+    else:
+        least = _least_record(schema.text, path)
+    return json.loads(json.dumps(least, default=bytes.decode))
+
+
+def _least_message(descriptor: Any) -> dict[str, Any]:
+    """Return the fields that a message must have, which only proto2 knows."""
+    least = {}
+    for member in descriptor.fields:
+        if member.is_required:
+            least[member.name] = _least_message(member.message_type) if member.message_type else member.default_value
+    return least
+
+
+def _least_record(schema: str, path: tuple[str, ...]) -> Any:
+    numbers = count()
 
     def change_part(part: dict[str, Any]) -> dict[str, Any]:
-        # Without its logical type a number is read as route tests take it.
-        part.pop("logicalType", None)
+        # Without its logical type a number is read as route tests take it; a decimal has one byte at least.
+        if part.pop("logicalType", None) == "decimal" and part["type"] == "bytes":
+            return {"type": "fixed", "size": 1, "name": f"decimal_{next(numbers)}"}
         if isinstance(part.get("type"), list):
             # The first type of a union is what comes out: null, unless the path goes on inside.
             part["type"].sort(key=lambda branch: (branch == "null") == (part.get("name") in path[:-1]))
         return part
 
-    parsed = fastavro.parse_schema(json.loads(schema.text, object_hook=change_part))
     # Zeros are a value of every type: 0, a text or list of nothing, the first symbol.
-    fields = fastavro.schemaless_reader(io.BytesIO(bytes(MOST_ZEROS)), parsed, None)
-    return json.loads(json.dumps(fields, default=bytes.decode))
+    parsed = fastavro.parse_schema(json.loads(schema, object_hook=change_part))
+    return fastavro.schemaless_reader(io.BytesIO(bytes(MOST_ZEROS)), parsed, None)
 
 
 def find_rows(files: Sequence[Path], form: str) -> Found:

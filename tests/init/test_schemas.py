@@ -17,7 +17,9 @@ from click.testing import CliRunner
 
 from router.cli import commands
 from router_init import cli
+from router_init.formats import least_event
 from router_init.samples import Sample
+from router_schemas.model import RegisteredSchema
 from router_schemas.wire_format import pack_value
 
 if TYPE_CHECKING:
@@ -138,6 +140,20 @@ def test_no_value_stands_in_a_test_because_its_schema_says_it_too(
             # The least value of an enum is its first symbol, whatever the record has.
             assert event.pop("state") == "bought"
         assert not [word for word in WORDS if word in json.dumps(event)]
+
+
+def test_the_least_event_has_what_a_schema_requires() -> None:
+    """Without it the tests of a decimal, or of a message of proto2, are red as they are written."""
+    proto2 = """\
+        syntax = "proto2";
+        message Order { required string id = 1; optional int32 n = 2; required Inner more = 3; }
+        message Inner { required bytes hash = 1; required bool paid = 2; }
+    """
+    of_avro = RegisteredSchema(1, "AVRO", json.dumps(AVRO))
+    of_proto2 = RegisteredSchema(2, "PROTOBUF", proto2)
+    least = {"kind": "paid", "state": "bought", "terms": "", "number": "", "points": {}, "only_paid": None}
+    assert least_event(of_avro, None, ("kind",)) == {**least, "price": "\0"}
+    assert least_event(of_proto2, "Order", ()) == {"id": "", "more": {"hash": "", "paid": False}}
 
 
 def test_names_that_a_schema_needs_stay(monkeypatch: pytest.MonkeyPatch, faulty: FaultyRegistry) -> None:
