@@ -158,7 +158,8 @@ install_by_uv() {
     UV_DEFAULT_INDEX=${index:-https://pypi.org/simple} .venv/bin/uv pip install --python .venv/bin/python \
         --no-progress -c constraints.txt -e ".[$extras]" >>.venv/uv.log 2>&1 || return 1
     # Where an index forbids keeping its answers, each set-up else leaves 1.5 GB of Spark behind that nothing uses again.
-    .venv/bin/uv cache prune --quiet >>.venv/uv.log 2>&1 || true
+    # It waits for every other uv, so not for long.
+    timeout 30 .venv/bin/uv cache prune --quiet >>.venv/uv.log 2>&1 || true
 }
 
 install_by_pip() { # refuses an editable package together with hashes, so they are left out

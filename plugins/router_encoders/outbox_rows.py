@@ -94,9 +94,14 @@ def show_value(value: bytes) -> Any:
     except UnicodeDecodeError:
         return base64.b64encode(value).decode()
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return text
+
+
+def _refuse_constant(name: str) -> None:
+    """Raise for NaN and the infinities, which JSON does not have."""
+    raise ValueError(name)
 
 
 @contextmanager

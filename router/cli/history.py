@@ -16,6 +16,7 @@ from router.cli.listing import Listing, ListingField, number_fields, show_listin
 from router.config.loader import load_config
 from router.errors import StartError, to_printable
 from router.registry import load_registry
+from router.stages import Stage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,10 +74,13 @@ def history(
     changes = []
     reasons = []
     for shown in histories:
-        changes += [{"deploy": shown.number, "change": sentence} for sentence in shown.changes]
+        changes += [{"deploy": shown.number, "change": shorten_text(sentence)} for sentence in shown.changes]
         for group in shown.dead_letters[:_REASONS_SHOWN]:
             facts = {"stage": group.stage, "reason": shorten_text(group.reason or "others"), "count": group.count}
             reasons.append({"deploy": shown.number, **facts, "share": _share(group.count, shown)})
+        if shown.refused_by_sinks:
+            facts = {"stage": Stage.APPLY, "reason": "sinks were refused", "count": shown.refused_by_sinks}
+            reasons.append({"deploy": shown.number, **facts, "share": _share(shown.refused_by_sinks, shown)})
     show_listings(
         config.name,
         [
@@ -118,7 +122,7 @@ def _facts_of(shown: DeployHistory) -> dict[str, Any]:
 
 def _row_of(shown: DeployHistory) -> dict[str, Any]:
     deploy = shown.deploy
-    letters = sum(group.count for group in shown.dead_letters)
+    letters = sum(group.count for group in shown.dead_letters) + shown.refused_by_sinks
     return {
         "deploy": shown.number,
         "since": datetime.fromisoformat(deploy.at),
@@ -142,7 +146,9 @@ DEPLOY_FIELDS = (
     *(ListingField(name) for name in ("since", "batches", "configuration", "by")),
     *number_fields("read", "landed", "dead_letters"),
     ListingField("share", "number"),
-    *number_fields("quarantined", "dead", "parked"),
+    *number_fields("quarantined"),
+    ListingField("dead", "number", title="refused"),
+    *number_fields("parked"),
 )
 CHANGE_FIELDS = (*number_fields("deploy"), ListingField("change", "sentence"))
 REASON_FIELDS = (

@@ -88,23 +88,6 @@ def log_versions(lake: Lake, table: str) -> list[int]:
     return versions
 
 
-def newest_version(lake: Lake, table: str) -> int:
-    """Return the newest version of a table, -1 if it has none: without listing its log, which has a thousand files."""
-    last = json.loads(lake.read(f"{log_folder(table)}/_last_checkpoint") or b"{}").get("version", -1)
-    step = 1
-    while _has_commit(lake, table, last + step):
-        last += step
-        step *= 2
-    while step > 1:
-        step //= 2
-        last += step * _has_commit(lake, table, last + step)
-    return int(last)
-
-
-def _has_commit(lake: Lake, table: str, version: int) -> bool:
-    return lake.stamp(f"{log_folder(table)}/{version:020}.json") is not None
-
-
 def log_commits(lake: Lake, table: str, versions: Iterable[int]) -> Iterator[LogCommit]:
     """Yield commits of a table. Raises TableError with the name of a file that cannot be read."""
     for version in versions:

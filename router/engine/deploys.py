@@ -1,9 +1,9 @@
 """Keep what ran from which batch on, beside the manifests of its run, for `router history`.
 
 The first batch that is decided by another configuration, version of the router or plugin notes it: the text of the
-configuration, in which variables are not replaced and which has no comment and no secret, who started it where, and
-the version that each table of the lake had then. A note is compressed: a configuration that changes daily over 200
-tables has less than 5 MB of them after a year. Nothing else needs them, so a damaged one stops nothing.
+configuration, in which variables are not replaced and which has no comment and no secret, and who started it where. A
+note is compressed: a configuration of 200 routes that changes daily has less than 5 MB of them after a year. Nothing
+else needs them, so neither a damaged one nor one that cannot be written stops anything.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ import logging
 import platform
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from router.config.problems import without_secrets
-from router.delta.history import newest_version
 from router.delta.table_cache import THREADS
 from router.engine.source.position import arrival_of
+from router.errors import first_line
 
 if TYPE_CHECKING:
     from router.config.loader import Loaded
-    from router.delta.lake import Lake
     from router.engine.checkpoint_store import CheckpointStore
 
 log = logging.getLogger("router")
@@ -38,8 +37,8 @@ _ENDING = ".json.zlib"
 class Deploy:
     """What ran from a batch on: `configuration` is the fingerprint of `text`, `versions` are those it ran with.
 
-    `arrival` is that of the records of `batch`, its first one, and orders deploys of all runs. `tables`: table -> its
-    version before that batch. `at` is ISO 8601 in UTC, when that batch began.
+    `arrival` is that of the records of `batch`, its first one, and orders deploys of all runs. `at` is ISO 8601 in UTC,
+    when that batch began.
     """
 
     configuration: str
@@ -51,7 +50,6 @@ class Deploy:
     run: str = ""
     batch: int = 0
     arrival: int = 0
-    tables: dict[str, int] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, loaded: Loaded) -> Deploy:
@@ -71,30 +69,28 @@ def _find_user() -> str:
         return ""
 
 
-def note_deploy(deploy: Deploy, store: CheckpointStore, lake: Lake, ordinal: int, batch: int) -> None:
-    """Note what runs from a batch on, unless it is what ran before; a batch that was decided before is not of it."""
-    if store.read_manifest(batch) is not None:
-        batch += 1
-    newest = read_deploys(store, newest=True)
-    if newest and newest[0].is_same(deploy):
-        return
-    noted = replace(
-        deploy,
-        at=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-        run=store.run,
-        batch=batch,
-        arrival=arrival_of(ordinal, batch),
-        tables=_versions_of_tables(lake),
-    )
-    content = zlib.compress(json.dumps(asdict(noted)).encode())
-    store.write(f"{FOLDER}/{store.run}/{batch:010d}{_ENDING}", content)
+def note_deploy(loaded: Loaded, store: CheckpointStore, ordinal: int, batch: int) -> None:
+    """Note what runs from a batch on, unless it is what ran before; a batch that was decided before is not of it.
 
-
-def _versions_of_tables(lake: Lake) -> dict[str, int]:
-    tables = lake.every_table()
-    with ThreadPoolExecutor(THREADS) as pool:
-        versions = pool.map(lambda table: newest_version(lake, table), tables)
-        return {table: version for table, version in zip(tables, versions, strict=True) if version >= 0}
+    What cannot be read or written is logged: nothing waits for a note.
+    """
+    try:
+        deploy = Deploy.of(loaded)
+        newest = read_deploys(store, newest=True)
+        if newest and newest[0].is_same(deploy):
+            return
+        if store.read_manifest(batch) is not None:
+            batch += 1
+        noted = replace(
+            deploy,
+            at=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            run=store.run,
+            batch=batch,
+            arrival=arrival_of(ordinal, batch),
+        )
+        store.write(f"{FOLDER}/{store.run}/{batch:010d}{_ENDING}", zlib.compress(json.dumps(asdict(noted)).encode()))
+    except Exception as error:
+        log.warning("%s: `router history` will not have this start: %s", loaded.config.name, first_line(error))
 
 
 def read_deploys(store: CheckpointStore, *, newest: bool = False) -> list[Deploy]:
@@ -103,14 +99,20 @@ def read_deploys(store: CheckpointStore, *, newest: bool = False) -> list[Deploy
     if newest:
         paths = [path for path in paths if path.startswith(f"{FOLDER}/{store.run}/")][-1:]
     with ThreadPoolExecutor(THREADS) as pool:
-        deploys = [deploy for deploy in pool.map(lambda path: _read_deploy(store, path), paths) if deploy]
-    return sorted(deploys, key=lambda deploy: deploy.arrival)
+        noted = [deploy for deploy in pool.map(lambda path: _read_deploy(store, path), paths) if deploy]
+    deploys: list[Deploy] = []
+    for deploy in sorted(noted, key=lambda deploy: deploy.arrival):
+        # One that was refused before it decided a batch leaves the same on both sides.
+        if not deploys or not deploy.is_same(deploys[-1]):
+            deploys.append(deploy)
+    return deploys
 
 
 def _read_deploy(store: CheckpointStore, path: str) -> Deploy | None:
     try:
         content = json.loads(zlib.decompress(store.read(path) or b""))
-        return Deploy(**{**content, "versions": tuple(content["versions"])})
+        known = {field.name: content[field.name] for field in fields(Deploy)}
+        return Deploy(**{**known, "versions": tuple(content["versions"]), "arrival": int(content["arrival"])})
     except (ValueError, TypeError, KeyError, zlib.error) as error:
         log.warning("%s is damaged and left out (%s)", store.address_of(path), type(error).__name__)
         return None

@@ -24,7 +24,7 @@ from router.delta.table_cache import TableCache
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
 from router.engine.commit.committers import Committers
 from router.engine.dead_letter_share import DeadLetterLimit
-from router.engine.deploys import Deploy, note_deploy
+from router.engine.deploys import note_deploy
 from router.engine.label.planner import Planner
 from router.engine.merge.key_checks import refuse_changed_keys
 from router.engine.outbox.apply import Outboxes, open_sinks
@@ -214,7 +214,7 @@ def _run_with_retries(
             stream = _StreamRun(
                 config=config,
                 folder=loaded.path.parent,
-                deploy=Deploy.of(loaded),
+                loaded=loaded,
                 registry=registry,
                 spark=spark,
                 tables=tables,
@@ -285,7 +285,7 @@ def make_retrying(
 class _StreamRun:
     config: Config
     folder: Path
-    deploy: Deploy
+    loaded: Loaded
     registry: Registry
     spark: SparkSession
     tables: TableCache
@@ -441,7 +441,7 @@ class _StreamRun:
                 return True
             with suppress(StartError):  # the manifest of a batch that has ended may be damaged
                 newest = last_manifest(self.checkpoint)
-                return newest is not None and newest.config == self.deploy.configuration
+                return newest is not None and newest.config == self.loaded.fingerprint
             return True
 
         self.config, closed = open_sinks(
@@ -618,7 +618,7 @@ class _StreamRun:
             if self.batches is None:
                 self.batches = self._make_batches(raw)
                 if not self.config.debug:
-                    note_deploy(self.deploy, self.batches.store, self.lake, self.batches.ordinal, batch)
+                    note_deploy(self.loaded, self.batches.store, self.batches.ordinal, batch)
             records = source.read_batch(raw, self.config, self._learnt_schemas, batch, self.batches.numbers)
             with self.releasing:
                 report = self.batches.process(records, batch)
@@ -642,7 +642,7 @@ class _StreamRun:
         assert run is not None  # Spark sets it for the thread of every streaming query
         return stream_batches(
             self.config,
-            self.deploy.configuration,
+            self.loaded.fingerprint,
             raw.sparkSession,
             self.lake,
             CheckpointStore(self.checkpoint, run),

@@ -17,6 +17,7 @@ from router.engine.audit.dead_letters import DeadLetterGroup, DeadLetterSelectio
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.deploys import Deploy, read_deploys
 from router.engine.source.position import BATCH_BITS
+from router.stages import Stage
 
 if TYPE_CHECKING:
     from router.config.models import Config
@@ -32,8 +33,8 @@ class DeployHistory:
 
     `last` is its last batch in the ledger, None if there is none. `counts` are sums of the ledger, without replays:
     `read` of records, `landed` and `quarantined` of rows, `dead` and `parked` of rows that a sink was refused.
-    `dead_letters` are those of its records, also of later tries. `changes` are sentences about its text and versions
-    beside those of the deploy before.
+    `dead_letters` are those of its records, but for the ones that a sink was refused: they do not say when their record
+    arrived. `changes` are sentences about its text and versions beside those of the deploy before.
     """
 
     number: int
@@ -42,6 +43,13 @@ class DeployHistory:
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SUMMED, 0))
     changes: list[str] = field(default_factory=list)
     dead_letters: list[DeadLetterGroup] = field(default_factory=list)
+
+    @property
+    def refused_by_sinks(self) -> int:
+        """Return how many dead letters more there are: rows that a sink was refused."""
+        return max(
+            0, self.counts["dead"] - sum(group.count for group in self.dead_letters if group.stage == Stage.APPLY)
+        )
 
 
 def deploys_of(config: Config) -> list[Deploy]:
@@ -61,6 +69,7 @@ def deploy_histories(config: Config, last: int) -> list[DeployHistory]:
         if before is not None:
             history.changes = _describe_versions(before, history.deploy)
             history.changes += describe_changes(before.text, history.deploy.text)
+            history.changes = history.changes or ["an order or a secret is another one"]
         following = deploys[history.number : history.number + 1]
         arrivals = (history.deploy.arrival, following[0].arrival if following else sys.maxsize)
         history.dead_letters = dead_letter_groups(config, DeadLetterSelection(replayed=True, arrivals=arrivals))
@@ -77,16 +86,16 @@ def _add_ledger(histories: list[DeployHistory], config: Config, lake: Lake) -> N
     table = lake.open(config.ledger)
     if table is None or not histories:
         return
-    columns = ["run", "batch_id", "configuration", "finished", *SUMMED]
+    # A ledger of an older version has fewer columns.
+    summed = [name for name in SUMMED if name in {field.name for field in table.schema().fields}]
     of_query = (pc.field("query") == config.name) & pc.field("batch_id").is_valid()
-    for batch in dataset_of(table).scanner(columns, filter=of_query).to_batches():
+    for batch in dataset_of(table).scanner(["run", "batch_id", "finished", *summed], filter=of_query).to_batches():
         rows = pa.table(batch)
         places = _deploys_of_rows(rows, [history.deploy for history in histories])
         rows = rows.append_column("deploy", pa.array(places)).filter(pc.greater_equal(pa.array(places), 0))
-        sums = [*((name, "sum") for name in SUMMED)]
-        for row in rows.group_by("deploy").aggregate([*sums, ("batch_id", "max")]).to_pylist():
+        for row in rows.group_by("deploy").aggregate([(name, "sum") for name in summed]).to_pylist():
             history = histories[row["deploy"]]
-            for name in SUMMED:
+            for name in summed:
                 history.counts[name] += row[f"{name}_sum"] or 0
         is_source = pc.is_in(rows["run"], pa.array({history.deploy.run for history in histories}))
         for row in rows.filter(is_source).group_by("deploy").aggregate([("batch_id", "max")]).to_pylist():
@@ -98,24 +107,15 @@ def _deploys_of_rows(rows: pa.Table, deploys: list[Deploy]) -> np.ndarray:
     """Return the place of each ledger row's deploy, -1 for rows from before the first.
 
     A batch of the stream is of the newest deploy that had begun. Batches of a detached sink are numbered on their own:
-    such a row is of the newest deploy of its configuration that had begun when it ended.
+    such a row is of the newest deploy that had begun when it ended.
     """
     ordinals = {deploy.run: deploy.arrival >> BATCH_BITS for deploy in deploys}
     run_places = pc.index_in(rows["run"], pa.array([*ordinals])).fill_null(-1).to_numpy()
-    numbers = rows["batch_id"].to_numpy()
     # The one that is added stands for the runs of detached sinks.
     ordinals_of_rows = np.array([*ordinals.values(), 0])[run_places]
-    arrivals = np.array([deploy.arrival for deploy in deploys])
-    places: np.ndarray = np.searchsorted(arrivals, (ordinals_of_rows << BATCH_BITS) + numbers, side="right") - 1
-
-    ends = rows["finished"].cast(pa.int64()).to_numpy()
-    configurations = np.array(rows["configuration"].to_pylist(), object)
-    is_detached = run_places < 0
-    places[is_detached] = -1
-    for configuration in {deploy.configuration for deploy in deploys}:
-        chosen = is_detached & (configurations == configuration)
-        of_configuration = [place for place, deploy in enumerate(deploys) if deploy.configuration == configuration]
-        begins = [round(datetime.fromisoformat(deploys[place].at).timestamp() * 1e6) for place in of_configuration]
-        found = np.searchsorted(np.array(begins), ends[chosen], side="right") - 1
-        places[chosen] = np.where(found < 0, -1, np.array(of_configuration)[found])
+    arrivals = (ordinals_of_rows << BATCH_BITS) + rows["batch_id"].to_numpy()
+    of_stream = np.searchsorted(np.array([deploy.arrival for deploy in deploys]), arrivals, side="right") - 1
+    begins = np.array([round(datetime.fromisoformat(deploy.at).timestamp() * 1e6) for deploy in deploys])
+    of_sinks = np.searchsorted(begins, rows["finished"].cast(pa.int64()).to_numpy(), side="right") - 1
+    places: np.ndarray = np.where(run_places < 0, of_sinks, of_stream)
     return places

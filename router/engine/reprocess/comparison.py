@@ -27,6 +27,7 @@ from router.engine.reprocess.preview import (
     staging_lake_of,
 )
 from router.engine.source.failing_records import RecordPlace
+from router.errors import StartError
 from router.own_names import BATCH_ID, QUARANTINE, QUERY, TABLE
 from router.record import PLACE
 from router.registry import parts_in
@@ -142,6 +143,8 @@ def compare(before: ReprocessContext, now: ReprocessContext, choice: RecordChoic
         )
         tables_that_differ = tuple(_table_differences(old, new, samples))
         calls = _call_differences(old, new, samples)
+        for sink, cause in {**old.trial.away, **new.trial.away}.items():
+            raise StartError(f"what {sink} would send cannot be compared now: {cause}")
         fates = tuple(_fate_differences(old, new))
         stops = {} if old.trial.noted == new.trial.noted else {"before": old.trial.noted, "now": new.trial.noted}
         return Comparison(

@@ -181,7 +181,8 @@ class PreviewDestination(Destination):
 class Trial:
     """A batch that was landed into a lake of its own, and decided against the tables of the real one.
 
-    `noted` says why it would stop, `waiting` why rows would wait, by ROUTE/SINK/TABLE.
+    `noted` says why it would stop, `waiting` why rows would wait, by ROUTE/SINK/TABLE; `away`, by ROUTE/SINK, why a
+    sink does not say now what it would send.
     """
 
     context: ReprocessContext
@@ -189,6 +190,7 @@ class Trial:
     decision: BatchDecision
     noted: list[str]
     waiting: dict[str, str]
+    away: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -272,7 +274,7 @@ class Trial:
                 except StartError as error:
                     self.noted.append(f"{commit.target}: {first_line(error)}")
                 except OSError as error:
-                    self.waiting[commit.target] = first_line(error)
+                    self.away[commit.target] = first_line(error)
             elif count and places is None:
                 calls = as_rows(events.drop(*_ONLY_IN_OUTBOXES).limit(count).toArrow())
             yield SinkPreview(commit.target, commit.rows, calls[:count])
@@ -298,7 +300,7 @@ def preview_of(trial: Trial, records: RawRecords, samples: int, place: str) -> P
         sinks=sinks,
         dead_letters=tuple(groups_in(trial.dead_letters(), DeadLetterSelection(), samples=1, value_bytes=None)),
         expectations=dict(sum_by_key(partitions, "violated")),
-        waiting=trial.waiting,
+        waiting={**trial.waiting, **trial.away},
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,10 +11,13 @@ from click.testing import CliRunner
 
 from router.cli import commands
 from router.config.loader import load_config
+from router.delta.lake import Lake
 from router.engine.audit.deploy_history import deploys_of
 from router.engine.stream import run
 from router.registry import load_registry
+from router_demo.api import Api, Failure
 from tests.kills import CrashError
+from tests.lake_rows import read_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,9 +91,6 @@ def test_each_deploy_has_its_batches_changes_and_counts(deployed: Deployed) -> N
     ]
     assert letters == [{"decode": 2}, {"decode": 1, "match": 1}, {"decode": 1}]
     assert first["configuration"] == third["configuration"] != second["configuration"]
-    assert {"silver.uno", "ops.dead", "ops.ledger"} <= second["tables"].keys()
-    assert first["tables"] == {}
-    assert second["tables"]["silver.uno"] == 1
     assert all(deploy["versions"][0].startswith("router ") and deploy["host"] for deploy in (first, second, third))
 
 
@@ -127,6 +128,33 @@ def test_a_damaged_note_stops_nothing(deployed: Deployed) -> None:
 
     (deploy,) = deployed.facts()
     assert (deploy["batch"], deploy["last"]) == (1, 1)
+
+
+def test_a_note_that_cannot_be_written_stops_nothing(deployed: Deployed) -> None:
+    """Without it a folder without rights keeps a changed configuration from running."""
+    deployed.runs(deployed.text(0), 1)
+    notes = deployed.folder / "lake" / "_router" / "games" / "store" / "deploys"
+    shutil.rmtree(notes)
+    notes.write_text("no folder")
+
+    deployed.runs(deployed.text(5), 7)
+
+    lake = Lake.at(f"{deployed.folder}/lake")
+    assert sorted(row["n"] for row in read_rows(lake, "silver.uno")) == [1, 7]
+
+
+def test_what_sinks_were_refused_counts(deployed: Deployed) -> None:
+    """Without it a deploy that an API refuses looks as good as the one before."""
+    with Api(failures=[Failure(status=400)]) as api:
+        text = deployed.text(0).replace("sinks: [", f'sinks: [{{rest: "{api.url}/refused"}}, ')
+        deployed.runs(deployed.text(0), 1)
+        deployed.runs(text, 2, 3)
+
+    first, second = deployed.facts()
+
+    assert (first["dead"], second["dead"]) == (0, 2)
+    assert "sinks were refused" in deployed.history().output
+    assert "100.00%" in deployed.history().output
 
 
 def test_a_batch_that_was_cut_off_is_of_the_deploy_that_decided_it(

@@ -560,6 +560,11 @@ def test_a_sink_that_could_not_send_says_why(game: Game, faulty: FaultyRegistry)
     assert found["stops"] == ["wins/kafka_2: subject none-value has no schema; register one, or set `register: true`"]
     assert found["waiting"].keys() == {"wins/kafka"}
     assert "waiting for the schema registry" in found["waiting"]["wins/kafka"]
+    former = game.folder / "former.yaml"
+    former.write_text((game.folder / "games.yaml").read_text().replace("topic: some", "topic: other"))
+    compared = game.preview("--against", str(former))
+    assert compared.exit_code == 2
+    assert "what wins/kafka would send cannot be compared now: waiting for the schema registry" in compared.output
     messages = {sink["sink"]: sink["calls"] for sink in found["sinks"]}
     assert [(message["topic"], message["key"]) for message in messages["wins/kafka_3"]] == [("some", "p1")]
 
