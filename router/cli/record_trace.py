@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from router.cli import config_argument, plugin_option
+from router.cli import config_argument, master_option, plugin_option
 from router.cli.documents import json_option
 from router.cli.listing import Listing, ListingField, show_listings
+from router.cli.session import reprocess_context
 from router.cli.values import parse_since
 from router.config.loader import load_config
 from router.registry import load_registry
@@ -27,22 +28,29 @@ LINE_FIELDS = (
     ListingField("origin", "sentence", "by"),
 )
 PLACE_FIELDS = (ListingField("place", title="record"),)
+_STARTS_SPARK = "this starts Spark"
 
 
 @click.command()
 @config_argument
 @click.argument("place", metavar="[TOPIC/PARTITION/OFFSET]", required=False)
+@click.option("--today", is_flag=True, help="Also show what FILE would do with it as it is now (starts Spark).")
 @click.option("--key", metavar="KEY", help="Find the records of bronze with this key.")
+@click.option("--where", metavar="SQL", help="Find the records whose event this holds for (starts Spark).")
 @click.option("--since", metavar="TIME", help="Of those since a time with a zone, or a length of time ago (2 h).")
 @click.option("--last", type=click.IntRange(1), metavar="N", help="Of about so many of the newest.")
+@master_option
 @json_option
 @plugin_option
 def trace(
     file: Path,
     place: str | None,
+    today: bool,
     key: str | None,
+    where: str | None,
     since: str | None,
     last: int | None,
+    master: str | None,
     as_json: bool,
     plugin_files: tuple[Path, ...],
 ) -> None:
@@ -50,27 +58,39 @@ def trace(
 
     Each line says how that is known: `read` in a table or a log, `derived` from something that is written there, or
     `unknown`, and why. Of a table without the coordinates of records it shows the record's batches, and no row. May
-    run while the stream runs. Needs no Spark. Exit code 1: there is no such record.
+    run while the stream runs. Exit code 1: there is no such record.
 
-    With --key it prints the places of records, of those that --since or --last bounds; trace one then.
+    With --key or --where it prints the places of records, of those that --since or --last bounds; trace one then.
     """
-    if (place is None) == (key is None):
-        raise click.UsageError("give the place of one record, or find records with --key")
+    if [place, key, where].count(None) != 2:
+        raise click.UsageError("give the place of one record, or find records with --key or with --where")
     if place is None and [since, last].count(None) != 1:
-        raise click.UsageError("--key needs a bound: --since, or --last")
+        raise click.UsageError("--key and --where need a bound: --since, or --last")
     from router.engine.audit.record_trace import RecordTrace
-    from router.engine.reprocess.record_trial import find_by_key
+    from router.engine.reprocess.preview import RecordChoice
+    from router.engine.reprocess.record_trial import find_by_condition, find_by_key, judge_record
+    from router.engine.reprocess.records import RecordRange
 
     loaded = load_config(file, load_registry(plugin_files))
     if place is None:
         seconds = None if since is None else parse_since(since)
-        places = find_by_key(loaded.config, str(key).encode(), seconds, last)
+        if where is None:
+            places = find_by_key(loaded.config, str(key).encode(), seconds, last)
+        else:
+            choice = RecordChoice(last or 1, None if seconds is None else RecordRange(since=seconds))
+            click.echo(_STARTS_SPARK, err=True)
+            with reprocess_context(loaded, master, by_spark=True, writes=False) as context:
+                places = find_by_condition(context, choice, where)
         records = Listing("records", "", PLACE_FIELDS, [{"place": str(found)} for found in places])
         show_listings(loaded.config.name, [records], as_json=as_json, nothing="there is no such record")
         raise SystemExit(int(not places))
 
     traced = RecordTrace(loaded, _parse_place(place))
     lines = list(traced.lines())
+    if today and traced.is_found:
+        click.echo(_STARTS_SPARK, err=True)
+        with reprocess_context(loaded, master, by_spark=True, writes=False) as context:
+            lines += judge_record(context, traced.place)
     listing = Listing("lines", f"record {traced.place}", LINE_FIELDS, [asdict(line) for line in lines])
     show_listings(loaded.config.name, [listing], as_json=as_json)
     raise SystemExit(int(not traced.is_found))

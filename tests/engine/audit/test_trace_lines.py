@@ -12,14 +12,16 @@ from click.testing import CliRunner, Result
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from router.cli import commands
+from router.config.loader import load_config
 from router.delta.lake import Lake
 from router.delta.replace import set_properties
 from router.engine.audit.record_search import find_commit
 from router.engine.checkpoint_store import CheckpointStore
-from router.engine.deploys import Deploy, note_deploy
+from router.engine.deploys import note_deploy
 from router.engine.label.layout import BRONZE_SCHEMA, DEAD_SCHEMA
 from router.engine.ledger import SCHEMA
 from router.errors import TableError
+from router.registry import load_registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,6 +54,7 @@ class HandLake:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.fingerprint = "of then"
         self.file = folder / "games.yaml"
         self.file.write_text(TEXT)
         metadata = folder / "lake/_router/games/spark/metadata"
@@ -85,7 +88,7 @@ class HandLake:
         self.write("bronze.events", rows, f"{RUN}/bronze/bronze.events", batch, BRONZE_SCHEMA)
         span = {"query": "games", "run": "run-1", "batch_id": batch, "topic": rows[0]["topic"]}
         span |= {"partition": rows[0]["partition"], "from_offset": rows[0]["offset"], "read": len(rows)}
-        span |= {"to_offset": rows[-1]["offset"], "finished": _time(batch), "configuration": "of then"}
+        span |= {"to_offset": rows[-1]["offset"], "finished": _time(batch), "configuration": self.fingerprint}
         self.write("ops.ledger", [span], f"{RUN}/ledger", batch, SCHEMA)
 
     def trace(self, *arguments: str) -> Result:
@@ -145,8 +148,8 @@ def test_a_record_that_is_nowhere_ends_with_exit_code_1(lake: HandLake, place: s
         (["events-0-1"], "is not TOPIC/PARTITION/OFFSET"),
         ([], "give the place of one record"),
         (["events/0/1", "--key", "k"], "give the place of one record"),
-        (["--key", "k"], "a bound"),
-        (["--key", "k", "--since", "2 h", "--last", "5"], "a bound"),
+        (["--key", "k"], "need a bound"),
+        (["--key", "k", "--since", "2 h", "--last", "5"], "need a bound"),
     ],
 )
 def test_what_cannot_be_searched_ends_with_exit_code_2(lake: HandLake, arguments: list[str], message: str) -> None:
@@ -194,12 +197,15 @@ def test_records_are_found_by_key_within_a_bound(lake: HandLake) -> None:
 
 def test_the_deploy_of_a_batch_is_named_if_its_configuration_was_another_one(lake: HandLake) -> None:
     """Without it nobody knows which of a hundred texts the rules of then stand in."""
-    lake.receive(0, {"value": b"{}"})
-    checkpoint = CheckpointStore(Lake.at(str(lake.folder / "lake/_router/games")), "run-1")
-    on_disk = Lake.at(str(lake.folder / "lake"))
-    note_deploy(Deploy("of before", (), "a text"), checkpoint, on_disk, 0, 0)
-    note_deploy(Deploy("of then", (), "a text"), checkpoint, on_disk, 0, 1)
-    (decoder,) = lake.lines("events/0/0", "decoder")
+    store = CheckpointStore(Lake.at(str(lake.folder / "lake/_router/games")), "run-1")
+    for batch, columns in enumerate(["game string", "game string, id int, more int"]):
+        lake.file.write_text(TEXT.replace("game string, id int", columns))
+        loaded = load_config(lake.file, load_registry())
+        note_deploy(loaded, store, 0, batch)
+        lake.fingerprint = loaded.fingerprint
+    lake.receive(1, {"value": b"{}"})
+    lake.file.write_text(TEXT)
+    (decoder,) = lake.lines("events/0/10", "decoder")
     assert (decoder["known"], decoder["origin"]) == (
         "unknown",
         "its batch had that of deploy 2: `router history FILE --write 2`",
