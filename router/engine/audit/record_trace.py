@@ -62,8 +62,9 @@ _UNREADABLE = (TableError, DeltaError, OSError, ValueError, pa.ArrowException)
 """What is raised about a table that cannot be read."""
 _SHOWN_BYTES = 1_000
 """Bytes of a value that are kept."""
+_OF_RECORD = ("timestamp", "key", "headers", "value")
 _OF_RECEIPT = ("status", "http_status", "attempts", "in_doubt", "at", "call_id", "replay", "reason", "response")
-"""What a receipt says of a row, in the order in which it is shown."""
+"""What is shown of a record, and what its receipts say, in this order."""
 
 
 @dataclass(frozen=True)
@@ -174,9 +175,7 @@ class RecordTrace:
             yield TraceLine("record", "read", "there is no such record", name)
         for row in rows:
             value = row["value"] or b""
-            shown = {part: row[part] for part in ("timestamp", "key", "headers", "value") if row[part] is not None}
-            text = ", ".join(f"{part} {as_text(content)}" for part, content in shown.items())
-            text += f" ({len(value):,} bytes); batch {row[BATCH]} landed it"
+            text = f"{_join_values(row, _OF_RECORD)} ({len(value):,} bytes); batch {row[BATCH]} landed it"
             yield TraceLine("record", "read", text, name, {**as_facts(row), "value_bytes": len(value)})
             self._note_batch(row)
             # https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html
@@ -283,7 +282,7 @@ class _SinkTrace:
         """Yield the tables that a batch committed rows to, and those whose logs do not tell."""
         facts = [_facts_of_commit(table, commit) for table, commit in commits.items() if isinstance(commit, LogCommit)]
         if facts:
-            texts = [f"{fact['table']} (version {fact['version']}, {fact['time']:%H:%M:%SZ})" for fact in facts]
+            texts = [f"{fact['table']} (version {fact['version']}, {str(fact['time'])[:19]}Z)" for fact in facts]
             text = f"{reading.name} committed rows of its records to {join_names(texts)}"
             yield self._line("read", text, "their logs", {"run": reading.run, "batch": reading.batch, "commits": facts})
         errors = [error for error in commits.values() if isinstance(error, Exception)]
@@ -350,8 +349,8 @@ class _SinkTrace:
             receipts = self.record.rows_in(sink.receipts_table)
             receipts = [row for row in receipts if (row["query"], row["route"], row["sink"]) == of_sink]
             for receipt in sorted(receipts, key=lambda receipt: receipt["at"]):
-                shown = {name: receipt[name] for name in _OF_RECEIPT if receipt.get(name) not in (None, False)}
-                yield self._line("read", as_text(shown), sink.receipts_table, as_facts(receipt))
+                text = _join_values(receipt, _OF_RECEIPT)
+                yield self._line("read", text, sink.receipts_table, as_facts(receipt))
             if not receipts and self.outbox_rows:
                 yield self._line("read", "it has no receipt yet", sink.receipts_table)
             return
@@ -418,8 +417,13 @@ def _while_readable(about: str, lines: Iterator[TraceLine]) -> Iterator[TraceLin
 
 
 def _facts_of_commit(table: str, commit: LogCommit) -> dict[str, Any]:
-    time = datetime.fromtimestamp(commit.notes["timestamp"] / 1000, timezone.utc)
+    time = None if commit.written is None else datetime.fromtimestamp(commit.written / 1000, timezone.utc)
     return {"table": table, "version": commit.version, "time": time, "rows": commit.rows}
+
+
+def _join_values(row: dict[str, Any], names: tuple[str, ...]) -> str:
+    """Return some values of a row with their names, without those that are null or false."""
+    return ", ".join(f"{name} {as_text(row[name])}" for name in names if row.get(name) not in (None, False))
 
 
 def _cause_of(row: dict[str, Any]) -> str:
