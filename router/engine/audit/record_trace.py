@@ -255,7 +255,8 @@ class _SinkTrace:
         glob = template_glob(names_of(sink))
         tables = [glob]
         if not glob or not is_name(glob):
-            tables = [table for table in self.lake.every_table() if matches_any(table, (glob or "*",))]
+            names = sorted({*self.lake.every_table(), *self.lake.noted_locations()})
+            tables = [table for table in names if matches_any(table, (glob or "*",))]
         written: set[str] = set()
         for reading in self.readings:
             with ThreadPoolExecutor(THREADS) as pool:

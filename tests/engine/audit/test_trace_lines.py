@@ -22,6 +22,7 @@ from router.engine.label.layout import BRONZE_SCHEMA, DEAD_SCHEMA
 from router.engine.ledger import SCHEMA
 from router.errors import TableError
 from router.registry import load_registry
+from tests.engine.written_lake import GAMES, WrittenLake
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -235,6 +236,16 @@ def test_tables_without_coordinates_have_batches_and_no_row(lake: HandLake) -> N
     (line,) = lake.lines("events/0/0", "all/tables")
     (commit,) = line["facts"]["commits"]
     assert (line["known"], commit["table"], commit["version"], commit["rows"]) == ("read", "silver.uno", 0, 1)
+
+
+def test_tables_outside_of_the_lake_are_found(tmp_path: Path) -> None:
+    """Without it a sink whose tables have a location looks as if it had got nothing."""
+    written = WrittenLake(tmp_path, games=f"{tmp_path}/elsewhere/{{event.game}}").take(2)
+    done = CliRunner().invoke(commands, ["trace", str(written.file), "events/0/101", "--json"])
+    lines = json.loads(done.stdout)["lines"]
+    (line,) = (line for line in lines if line["about"] == "all/tables")
+    tables = {commit["table"]: commit["version"] for commit in line["facts"]["commits"]}
+    assert tables == {f"silver.{game}": 1 for game in GAMES}
 
 
 def test_a_log_is_searched_by_halves_and_says_where_it_begins(lake: HandLake) -> None:
