@@ -40,7 +40,6 @@ from router_rest.limits.lease_server import LeaseServer
 from router_rest.limits.messages import Pace
 from router_rest.limits.sliding_window import RateLimit
 from router_rest.logins.credentials import Credentials
-from router_rest.logins.task_login import CredentialsServer
 from router_rest.templates import body_of
 
 if TYPE_CHECKING:
@@ -258,7 +257,7 @@ def send_rows(
             OWNER.name,
             "api",
             pace,
-            logins=[CredentialsServer(credentials.current_credentials)],
+            credentials=credentials.current_credentials,
             stop=lambda: ended.is_set() or until(),
         )
         lake = Lake.at(str(folder / "lake"))

@@ -13,7 +13,6 @@ import re
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,7 +23,7 @@ from pyspark.sql import functions as F
 from router import Resent, StartError
 from router_encoders.outbox_rows import PLACE, show_value
 from router_rest.answers.classifier import Policy, next_steps
-from router_rest.delivery.batcher import FORMER_CALL_COLUMN, Batcher
+from router_rest.delivery.batcher import FORMER_CALL_COLUMN
 from router_rest.delivery.call import RequestBuilder
 from router_rest.delivery.job import (
     STATUS_RANKS,
@@ -38,23 +37,21 @@ from router_rest.delivery.job import (
 from router_rest.delivery.receipts import PLACE_COLUMNS, RECEIPT_SCHEMA, Owner, Responses, remove_call_logs
 from router_rest.delivery.send_plan import SendPlan, cut_of, tasks_of
 from router_rest.delivery.worker import TaskJob
-from router_rest.http_client.response import Response, ResponseHeaders
+from router_rest.http_client.response import Response, join_headers
 from router_rest.limits.lease_server import EarlierCall, lease_server
 from router_rest.limits.messages import Pace
 from router_rest.limits.sliding_window import RateLimit
-from router_rest.logins.task_login import CredentialsServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from router import Batch, Encoding, GivenAnswer, Outcome, Parts
+    from router import Batch, GivenAnswer, Outcome, Parts
     from router_rest.channel.protocol import ServerAddress
     from router_rest.delivery.batcher import Call
     from router_rest.delivery.partitioner import PartitionPlan
     from router_rest.limits.lease_server import LeaseServer
-    from router_rest.open_sink import OpenSink
     from router_rest.options import RestOptions
     from router_rest.templates import Body
 
@@ -98,7 +95,7 @@ def _first_set(spark: SparkSession, *names: str) -> str:
     return ""
 
 
-def send_batch(sink: OpenSink, events: DataFrame, batch: Batch) -> Outcome:
+def send_batch(sink: RestOptions, events: DataFrame, batch: Batch) -> Outcome:
     """Send a batch; return what became of its rows. Raises as `BatchJob.run` does."""
     with open_batch_job(sink, events, batch, plan_tasks(sink, events, batch), sink.poison_share) as job:
         return job.run()
@@ -106,7 +103,7 @@ def send_batch(sink: OpenSink, events: DataFrame, batch: Batch) -> Outcome:
 
 @contextmanager
 def open_batch_job(
-    sink: OpenSink, events: DataFrame, batch: Batch, plan: PartitionPlan, poison_share: float
+    sink: RestOptions, events: DataFrame, batch: Batch, plan: PartitionPlan, poison_share: float
 ) -> Iterator[BatchJob]:
     """Admit the tasks of a batch for as long as a `with` block; yield the job that sends it.
 
@@ -126,10 +123,10 @@ def open_batch_job(
             dead_at_most=allowed_refusals(plan.rows, poison_share),
             responses=responses_of(sink, batch),
         )
-        yield BatchJob(events, partial(columns_for_tasks, sink), batch, plan, job, leases)
+        yield BatchJob(events, sink.task_columns, batch, plan, job, leases)
 
 
-def plan_tasks(sink: OpenSink, events: DataFrame, batch: Batch, *, whole: bool = False) -> PartitionPlan:
+def plan_tasks(sink: RestOptions, events: DataFrame, batch: Batch, *, whole: bool = False) -> PartitionPlan:
     """Assign rows to tasks; `whole`: each gets whole source partitions."""
     return load_or_make_plan(
         events,
@@ -140,14 +137,6 @@ def plan_tasks(sink: OpenSink, events: DataFrame, batch: Batch, *, whole: bool =
         said=sink.tasks is not None,
         whole=whole,
     )
-
-
-def columns_for_tasks(sink: OpenSink, events: DataFrame) -> DataFrame:
-    """Return the columns that tasks take; `_to` is null if all rows have one URL."""
-    rows = sink.task_columns(events)
-    if sink.template.fields or sink.named_by_rows:
-        return rows
-    return rows.withColumn("_to", F.lit(None).cast("string"))
 
 
 def owner_of(batch: Batch) -> Owner:
@@ -162,7 +151,7 @@ def responses_of(sink: RestOptions, batch: Batch) -> Responses | None:
 
 
 @contextmanager
-def admit_tasks(sink: OpenSink, leases: LeaseServer, batch: Batch) -> Iterator[ServerAddress]:
+def admit_tasks(sink: RestOptions, leases: LeaseServer, batch: Batch) -> Iterator[ServerAddress]:
     """Admit the tasks of a batch to their limit for as long as a `with` block; yield where they reach it."""
     limits = tuple(RateLimit(limit.calls, limit.rows, limit.per) for limit in sink.stated_limits())
     credentials = sink.open_credentials(sink.folder)
@@ -172,7 +161,7 @@ def admit_tasks(sink: OpenSink, leases: LeaseServer, batch: Batch) -> Iterator[S
             batch.key,
             sink.limit,
             Pace(limits, sink.max_in_flight, keyed=sink.limit_by is not None),
-            logins=[CredentialsServer(credentials.current_credentials)],
+            credentials=credentials.current_credentials,
             stop=batch.stop.is_set,
         )
         count_earlier_calls(sink, leases, batch)
@@ -239,14 +228,17 @@ def driver_hosts(spark: SparkSession) -> tuple[str, str]:
     return str(settings.get("spark.driver.host", "127.0.0.1")), str(settings.get("spark.driver.bindAddress", ""))
 
 
-def preview_calls(sink: OpenSink, events: DataFrame, answer: GivenAnswer | None = None) -> Iterator[dict[str, Any]]:
+def preview_calls(sink: RestOptions, events: DataFrame, answer: GivenAnswer | None = None) -> Iterator[dict[str, Any]]:
     """Yield the calls of a small batch, as one task would make them; rows of which no call can be made are left out.
 
     If an API is to give an `answer`, calls say what it comes to. Nothing here is secret: tasks add the login.
     """
     plan = SendPlan.from_options(sink, sink.folder, cut_of(sink), tasks=1)
     builder = RequestBuilder(plan.form)
-    for call in _cut_calls(plan, sink.encoding_of(events), sink.task_columns(events)):
+    rows = sink.task_columns(events).coalesce(1).sortWithinPartitions(*PLACE)
+    for call in plan.cut_calls(sink.encoding_of(events), rows.toArrow().to_batches()):
+        if call.why:
+            continue
         body = sink.body_maker.join_rows(call.rows)
         try:
             request = builder.build_request(call.url, body, "")
@@ -267,22 +259,12 @@ def preview_calls(sink: OpenSink, events: DataFrame, answer: GivenAnswer | None 
 
 def _preview_answer(policy: Policy, call: Call, answer: GivenAnswer, method: str) -> dict[str, Any]:
     """Return the `outcome` of a call, or of each of its rows where they differ, and the `reason`."""
-    response = Response(answer.status, ResponseHeaders.from_pairs(answer.headers.items()), answer.body, 0.0, whole=True)
+    response = Response(answer.status, join_headers(answer.headers.items()), answer.body, 0.0, whole=True)
     steps = next_steps(policy, call, response, method)
     if len(set(steps)) == 1:
         outcome_of_all, reason_of_all = steps[0]
         return {"outcome": outcome_of_all, "reason": reason_of_all}
     return {"outcome": [outcome for outcome, _ in steps], "reason": [reason for _, reason in steps]}
-
-
-def _cut_calls(plan: SendPlan, encoding: Encoding, rows: DataFrame) -> Iterator[Call]:
-    batcher = Batcher(plan.cut)
-    reader = plan.row_reader(encoding)
-    for batch in rows.coalesce(1).sortWithinPartitions(*PLACE).toArrow().to_batches():
-        for taken in reader.read_rows(batch):
-            if taken.why is None:
-                yield from batcher.add_row(*taken[:6])
-    yield from batcher.flush_calls()
 
 
 def _show_body(body: bytes, made: Body) -> Any:
@@ -297,7 +279,7 @@ FIRST_OFFSET_COLUMN = "_first"
 """The first offset of a row's former call: calls are sent in its order, and rows of one call follow each other."""
 
 
-def resend_rows(sink: OpenSink, events: DataFrame, aside: DataFrame, batch: Batch) -> Resent:
+def resend_rows(sink: RestOptions, events: DataFrame, aside: DataFrame, batch: Batch) -> Resent:
     """Send rows again, and write their receipts; return what became of them."""
     parts = batch.parts(sink.receipts)
     why_left = ""
@@ -319,7 +301,7 @@ def resend_rows(sink: OpenSink, events: DataFrame, aside: DataFrame, batch: Batc
     return Resent(_count_moves(aside, parts), refused, result.in_doubt, why_left)
 
 
-def _deliver_again(sink: OpenSink, events: DataFrame, aside: DataFrame, batch: Batch) -> None:
+def _deliver_again(sink: RestOptions, events: DataFrame, aside: DataFrame, batch: Batch) -> None:
     plan = plan_tasks(sink, events, batch, whole=True)
     with open_batch_job(sink, events, batch, plan, _refusable_share(sink, aside, plan)) as job:
         job.events = _in_calls(job.columns(job.events), aside)

@@ -1,20 +1,36 @@
-"""The options of the sink `rest` as people write them, and whether they go together."""
+"""The options of the sink `rest` as people write them, whether they go together, and what they make of rows.
+
+`check_columns` opens a sink for the columns of a route, on the driver.
+"""
 
 from __future__ import annotations
 
 import re
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PrivateAttr,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+from pyspark.sql import functions as F
 
-from router import ApplyingSink, Encoder
+from router import ApplyingSink, Encoder, Encoding, StartError, template_fields
 from router_encoders import ToAvro, ToJson, ToProtobuf
+from router_encoders.outbox_rows import PLACE, as_it_is, order_key, own_columns, type_of, with_event
 from router_encoders.templates import check_name
 from router_http.options import Secret, SecretOptions, Tls, check_header, checked_url, is_header_name, is_header_text
 from router_rest.answers.bulk_results import BulkResults
 from router_rest.answers.rules import AnswerRule, Then
-from router_rest.delivery.batcher import HOST_AS_LIMIT_KEY
+from router_rest.delivery.batcher import HOST_AS_LIMIT_KEY, LIMIT_KEY_COLUMN
 from router_rest.logins.auth import Auth
 from router_rest.presets import expand_preset
 from router_rest.templates import (
@@ -22,20 +38,27 @@ from router_rest.templates import (
     Body,
     BodyForm,
     BodyPiece,
+    body_column,
+    body_fields,
     body_of,
+    check_fields,
     check_wrap,
     has_header_field,
     parse_form,
     parse_json,
     parse_text,
     parse_url,
+    to_column,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from pyspark.sql import Column, DataFrame
     from typing_extensions import Self
 
+    from router import Opening
+    from router_rest.logins.credentials import Credentials
     from router_rest.templates import UrlTemplate
 
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -100,7 +123,7 @@ class Retry(SecretOptions):
 
     attempts: int = Field(default=5, ge=1, le=100, description="attempts of a call, the first one included")
     elapsed: Seconds = Field(default=300.0, description="no attempt begins later than so long after the first")
-    statuses: tuple[int, ...] | None = Field(
+    statuses: tuple[Annotated[int, Field(ge=400, le=599)], ...] | None = Field(
         default=None, description="statuses that are tried again, instead of 408, 423, 425, 429 and 5xx but 501"
     )
 
@@ -113,14 +136,6 @@ class Retry(SecretOptions):
     then: Literal["park", "dead"] = Field(
         default="park", description="what becomes of them: `park` them for `router replay`, or `dead` letters"
     )
-
-    @field_validator("statuses")
-    @classmethod
-    def _check_statuses(cls, statuses: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        for status in statuses or ():
-            if not 400 <= status <= 599:
-                raise ValueError(f"{status} is no failure: statuses are from 400 to 599")
-        return statuses
 
 
 class MaxOutage(SecretOptions):
@@ -514,6 +529,10 @@ class RestOptions(ApplyingSink):
         "HTTPS_PROXY and NO_PROXY of the driver say",
     )
 
+    _folder: Path | None = PrivateAttr(default=None)
+    _encodings: dict[str, Encoding] = PrivateAttr(default_factory=dict)
+    _credentials: Any = PrivateAttr(default=None)
+
     @model_validator(mode="before")
     @classmethod
     def _expand_preset(cls, value: Any) -> Any:
@@ -613,11 +632,6 @@ class RestOptions(ApplyingSink):
         return self.key
 
     @property
-    def named_by_rows(self) -> bool:
-        """Say whether rows name the method, or values of headers."""
-        return self.method.sql is not None or bool(self.rendered_headers)
-
-    @property
     def fixed_headers(self) -> dict[str, Secret]:
         """Return the headers that are the same for all rows."""
         return {name: value for name, value in self.headers.items() if name not in self.rendered_headers}
@@ -646,3 +660,85 @@ class RestOptions(ApplyingSink):
         """Return the maker of a body from the rows of a call; it is pickled to tasks."""
         has_text = self.body.pieces is not None or isinstance(self.value, ToJson)
         return self.body.make_body(self.rows_per_call, json=has_text, compressed=self.gzip)
+
+    def check_columns(self, opening: Opening) -> Self:
+        """Return this sink with its columns checked. Raises StartError."""
+        checked = self.model_copy()
+        checked._folder = opening.folder
+        checked._encodings = {}
+        checked._credentials = None
+        checked.encoding_of(opening.events, trial=opening.trial)
+        checked.task_columns(opening.events).schema  # noqa: B018 - analyses the expressions
+        return checked
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of the configuration, to which paths of files are relative."""
+        if self._folder is None:
+            raise StartError("the sink is not open: call prepare() before apply()")
+        return self._folder
+
+    def open_credentials(self, folder: Path) -> Credentials:
+        """Return the credentials for the API, the same object every time: it holds a token. For the driver."""
+        from router_rest.logins.credentials import Credentials
+
+        if self._credentials is None:
+            self._credentials = Credentials(
+                self.auth, self.fixed_headers, seconds=self.timeouts.read, folder=folder, proxy=self.proxy
+            )
+        credentials: Credentials = self._credentials
+        return credentials
+
+    def encoding_of(self, events: DataFrame, *, trial: bool = False) -> Encoding:
+        """Return the encoding of rows with these columns; it is kept for further batches of these columns."""
+        pieces = self.body.pieces
+        if pieces is not None:
+            return Encoding(as_it_is, None, "JSON", partial(body_column, pieces))
+        columns = own_columns(events, self.without)
+        named = columns.simpleString()
+        if named not in self._encodings:
+            self._encodings[named] = self.value.open(columns, self.folder, None, trial=trial)
+        return self._encodings[named]
+
+    def task_columns(self, events: DataFrame) -> DataFrame:
+        """Return the columns that tasks take: `_topic`, `_partition`, `_offset`, `_order`, `_to` and `_row`.
+
+        `_order` is the key of an order as bytes, or null; `_to` a struct as of `to_column`, or null
+        if rows name nothing of a call. `_row` is what the encoding
+        takes. With `limit_by` there is also `_limit`, its key.
+        Raises StartError, naming the column.
+        """
+        # Fields are those of the route's columns, by their own names and as parts of `event`.
+        events_with_event = with_event(events)
+        self._check_named_columns(events_with_event)
+        value = self.encoding_of(events).column(own_columns(events, self.without).fieldNames())
+        if self._action_pieces:
+            value = F.concat(body_column(self._action_pieces), value)
+        to = F.lit(None).cast("string")
+        if self.template.fields or self.method.sql is not None or self.rendered_headers:
+            to = to_column(
+                self.template, self.hosts, self.rendered_headers, method=self.method.sql, dots=self.allow_dot_segments
+            )
+        order = order_key(events_with_event, self.ordered_by, "group_by" if self.group_by else "key")
+        columns: list[str | Column] = [*PLACE, order.alias("_order"), to.alias("_to"), value.alias("_row")]
+        if self.limit_by not in (None, HOST_AS_LIMIT_KEY):
+            columns.append(order_key(events_with_event, self.limit_by, "limit_by").alias(LIMIT_KEY_COLUMN))
+        return events_with_event.select(*columns)
+
+    @property
+    def _action_pieces(self) -> tuple[BodyPiece, ...]:
+        """Return the pieces of the line before each row; none without an action."""
+        if self.body.action is None:
+            return ()
+        return (*parse_json(self.body.action), "\n")
+
+    def _check_named_columns(self, events: DataFrame) -> None:
+        """Raise StartError for an option that names a column which is not there, or does not fit."""
+        check_fields(events, "url", self.template.fields)
+        for header in self.rendered_headers.values():
+            check_fields(events, "headers", template_fields(header))
+        values, texts = body_fields((*self._action_pieces, *(self.body.pieces or ())))
+        check_fields(events, "body", values, one_value=False)
+        check_fields(events, "body", texts)
+        if self.method.sql is not None:
+            type_of(events, self.method.sql, "method")

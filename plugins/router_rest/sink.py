@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from router import ApiState, Batch, Opening, Outcome, Resent, Server, StartError
-from router_rest.open_sink import OpenSink
+from router_rest.options import RestOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("router")
 
 
-class Rest(OpenSink):
+class Rest(RestOptions):
     """Post events to an HTTP API, as fast as it allows and no faster.
 
     `url: https://api.test/players/{event.user}/wins` has fields in braces; a value stays one segment of the path, or
@@ -75,6 +75,7 @@ class Rest(OpenSink):
     def prepare(self, opening: Opening) -> Self:
         """Return this sink with its columns, files and login checked. May ask a token server or schema registry."""
         from router_rest.batch import check_spark
+        from router_rest.logins.credentials import make_login
 
         # What would fail in tasks, in each batch again, fails here: Spark's settings, files, columns and the login.
         check_spark(opening.events.sparkSession)
@@ -87,7 +88,8 @@ class Rest(OpenSink):
                 raise StartError(f"tls: {missing}")
         prepared = self.check_columns(opening)
         try:
-            prepared._log_in()
+            # A login that cannot work fails here, and not in each task.
+            make_login(prepared.open_credentials(prepared.folder).current_credentials())
         except ConnectionError as error:
             if not opening.trial:
                 raise
@@ -123,9 +125,3 @@ class Rest(OpenSink):
         from router_rest.batch import resend_rows
 
         return resend_rows(self, events, aside, batch)
-
-    def _log_in(self) -> None:
-        """Raise StartError for a login that cannot work, ConnectionError while a token server is unavailable."""
-        from router_rest.logins.credentials import make_login
-
-        make_login(self.open_credentials(self.folder).current_credentials())

@@ -188,48 +188,39 @@ def to_column(
     method: str | None = None,
     dots: bool = False,
 ) -> Column:
-    """Return a struct of `url`, `values` and `fault`: either the last or both others are null.
+    """Return a struct of `target` and `fault`, of which one is null.
 
-    The whole is null if a field cannot be evaluated. `values` are the method, where SQL gives it, and those of
-    `headers`, whose templates are given by name. `dots` allows values in the path that a server may read as a way up.
+    The whole is null if a field cannot be evaluated. The lines of `target` are the URL, or nothing if it has no fields,
+    the method, where SQL gives it, and the values of `headers`, whose templates are given by name. `dots` allows values
+    in the path that a server may read as a way up.
 
     In the URL values are percent-encoded, except letters, digits and -._*, so that each stays one segment of the path
     or one value of the query. Needs the columns of the template's fields, and `_offset`.
     """
-    url = [F.lit(f"{template.scheme}://"), _host_column(template)]
-    for piece in template.after_host:
-        url.append(F.lit(piece) if isinstance(piece, str) else _escape_field(piece))
-    written = F.concat(*url)
+    after_host = [piece if isinstance(piece, str) else _escape_field(piece) for piece in template.after_host]
+    written = text_column([f"{template.scheme}://", _host_column(template), *after_host])
     faults = [*_url_faults(template, [*hosts], dots=dots)]
-    values = []
-    for name, header in (headers or {}).items():
-        value = text_column(parse_template(header))
-        values.append(value)
-        faults.append(_header_fault(name, value))
+    lines = [written if template.fields else F.lit("")]
     if method is not None:
         method_column = F.expr(method).cast("string")
-        values.insert(0, method_column)
-        faults.append(_method_fault(method_column))
+        lines.append(method_column)
+        unknown = F.lit(f"its method is none of {', '.join(CALL_METHODS)}")
+        faults.append(F.when(method_column.isNull(), F.lit("its method is null")))
+        faults.append(F.when(~method_column.isin(*CALL_METHODS), unknown))
+    for name, header in (headers or {}).items():
+        value = text_column(parse_template(header))
+        lines.append(value)
+        refused = (
+            f"the header {name} would be empty, begin with a blank, "
+            "or have a line break, a control or signs beyond ASCII"
+        )
+        faults.append(F.when(value.isNull(), F.lit(f"a field of the header {name} is null")))
+        faults.append(F.when(~value.rlike(HEADER_TEXT), F.lit(refused)))
     faults.append(F.when(F.length(written) > MAX_URL_CHARS, F.lit(f"its URL has more than {MAX_URL_CHARS} characters")))
     fault = F.coalesce(*faults, F.lit(None).cast("string"))
-    good = fault.isNull()
-    all_values = F.array(*values).cast("array<string>")
-    to = F.struct(F.when(good, written).alias("url"), F.when(good, all_values).alias("values"), fault.alias("fault"))
+    target = F.when(fault.isNull(), F.concat_ws("\n", *lines))
+    to = F.struct(target.alias("target"), fault.alias("fault"))
     return tried(F.when(F.col("_offset") >= 0, to))  # always true, which no optimiser knows: see `tried`
-
-
-def _method_fault(method: Column) -> Column:
-    unknown = F.when(~method.isin(*CALL_METHODS), F.lit(f"its method is none of {', '.join(CALL_METHODS)}"))
-    return F.when(method.isNull(), F.lit("its method is null")).otherwise(unknown)
-
-
-def _header_fault(name: str, value: Column) -> Column:
-    refused = F.lit(
-        f"the header {name} would be empty, begin with a blank, or have a line break, a control or signs beyond ASCII"
-    )
-    return F.when(value.isNull(), F.lit(f"a field of the header {name} is null")).when(
-        ~value.rlike(HEADER_TEXT), refused
-    )
 
 
 def _url_faults(template: UrlTemplate, hosts: list[str], *, dots: bool) -> Iterator[Column]:

@@ -23,7 +23,6 @@ from router.delta.lake import Lake
 from router_rest.delivery.batcher import CallSize
 from router_rest.delivery.send_plan import policy_of
 from router_rest.logins.credentials import Credentials
-from router_rest.logins.task_login import CredentialsServer
 from router_sinks import Rest
 from tests.api_answers.answers import ANSWERS, EARLY, PRESETS, QUICK
 from tests.api_answers.ways import QUICK_WAYS, WAYS, Way
@@ -106,9 +105,7 @@ def _sent(lake: Lake, size: int, way: Way, rules: tuple[AnswerRule, ...] = ()) -
         job = running.job(cut=CallSize(rows=size), http=replace(HTTP, **TIMES, **way.client))
         if way.proxy is not None:
             behind = Credentials(None, proxy=SecretStr(way.proxy))
-            running.leases.admit_sink(
-                OWNER.name, "api", running.pace, logins=[CredentialsServer(behind.current_credentials)]
-            )
+            running.leases.admit_sink(OWNER.name, "api", running.pace, credentials=behind.current_credentials)
         policy = replace(job.plan.policy, attempts=2, elapsed=1.0, rules=rules)
         batch = whole(running, rows(range(ROWS)), job=changed(job, policy=policy))
         ending = threading.Timer(LONGEST, batch.batch.stop.set)

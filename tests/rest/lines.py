@@ -13,7 +13,7 @@ from router_rest.delivery.call import Delivery, RequestBuilder, RequestForm
 from router_rest.delivery.receipts import Settled
 from router_rest.http_client.response import Response
 from router_rest.limits.messages import Pace
-from router_rest.logins.task_login import CredentialsClient, TaskLogin
+from router_rest.logins.task_login import TaskLogin
 from router_rest.templates import body_of
 from tests.rest.virtual import Api, World, simulate
 
@@ -105,7 +105,7 @@ def deliver_one_call(line: Line, policy: Policy, *, rows: int = 1, pace: Pace = 
 
 def open_delivery(line: Line, policy: Policy, lease: LeaseClient) -> Delivery:
     """Return what delivers calls over a line."""
-    login = TaskLogin(CredentialsClient(lease.channel))
+    login = TaskLogin(lease.channel)
     login._use_credentials({"version": "1", "headers": {}})
     client: Any = line
     return Delivery(policy, RequestBuilder(FORM), client, lease, login, b"games/wins/rest")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter
@@ -32,7 +33,6 @@ from router_rest.limits.lease_server import LeaseServer
 from router_rest.limits.messages import Pace
 from router_rest.limits.sliding_window import RateLimit
 from router_rest.logins.credentials import Credentials
-from router_rest.logins.task_login import CredentialsServer
 from router_rest.templates import body_of
 from tests.rest.killing import most_in_a_second
 
@@ -91,12 +91,11 @@ class Sent:
         """Take in a row of a report."""
         if report["kind"] == "dead":
             self.dead.append(report["receipt"])
-        elif report["kind"] == "tried":
-            self.tried.append(report["text"])
-        elif report["text"]:
-            self.texts[report["kind"]] = report["text"]
-        else:
-            self.counts[report["kind"]] += report["rows"]
+        elif report["kind"] == "end":
+            end = json.loads(report["text"])
+            self.counts.update(end["counts"])
+            self.texts |= {kind: text for kind, text in end["texts"].items() if text}
+            self.tried += [json.dumps(call["rows"]) for call in end["tried"]]
 
 
 def changed(job: TaskJob, **changes: Any) -> TaskJob:
@@ -124,9 +123,7 @@ class Tasks:
         credentials = Credentials(changes.pop("auth", None))
         limit = changes.pop("limit", "api")
         pace = changes.pop("pace", self.pace)
-        address = self.leases.admit_sink(
-            OWNER.name, limit, pace, logins=[CredentialsServer(credentials.current_credentials)]
-        )
+        address = self.leases.admit_sink(OWNER.name, limit, pace, credentials=credentials.current_credentials)
         plan = SendPlan(limit, form, cut, Policy(first=0.01, longest=0.1), HTTP)
         job = TaskJob(plan, OWNER, self.parts, Encoding(as_it_is, None, "JSON"), address, 10)
         return changed(job, **changes)

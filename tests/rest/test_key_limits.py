@@ -149,8 +149,8 @@ def test_a_key_without_a_limit_is_refused(options: dict[str, Any], what: str) ->
 def test_the_host_of_a_url_is_a_key() -> None:
     """Without it a slow host is called as often as a fast one."""
     urls = ["https://a.test/x", "https://b.test:8443/x/y?z", None]
-    to = pa.array([{"url": one, "fault": None if one else "none"} for one in urls])
-    reader = RowReader(Encoding(as_it_is, None, "JSON"), body_of("object", "application/json"), urls=True, by_host=True)
+    to = pa.array([{"target": one, "fault": None if one else "none"} for one in urls])
+    reader = RowReader(Encoding(as_it_is, None, "JSON"), body_of("object", "application/json"), by_host=True)
 
     assert [row.limit for row in reader.read_rows(rows(range(3)).set_column(4, "_to", to))] == [
         "a.test",

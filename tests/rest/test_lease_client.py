@@ -23,7 +23,6 @@ from router_rest.limits.lease_client import (
 )
 from router_rest.limits.messages import Pace
 from router_rest.limits.sliding_window import RateLimit, Run
-from router_rest.logins.task_login import CredentialsClient
 from tests.rest.virtual import Api, World, simulate
 
 if TYPE_CHECKING:
@@ -232,7 +231,7 @@ def test_without_a_driver_nothing_goes_out(silent: bool) -> None:
         with pytest.raises(Gone):
             lease.may_retry()
         with pytest.raises(Gone):
-            await CredentialsClient(lease.channel).fetch_credentials()
+            await lease.channel.fetch_credentials()
         lasted = world.loop.time() - gone_at
         await lease.close()
         serving.cancel()

@@ -23,7 +23,6 @@ from router_rest.limits.lease_client import LeaseClient, Leave
 from router_rest.limits.lease_server import EarlierCall, LeaseServer, lease_server
 from router_rest.limits.messages import Pace, TaskReport
 from router_rest.limits.sliding_window import RateLimit
-from router_rest.logins.task_login import CredentialsClient, CredentialsServer
 from router_rest.sink import Rest
 from tests.rest.tasks import pace_per_second
 
@@ -34,7 +33,10 @@ if TYPE_CHECKING:
     from router_rest.channel.server import TaskSession
 
 SECRET = "hush-hush"
-SECRET_SERVER = CredentialsServer(lambda refused: {"secret": SECRET})
+
+
+def secret_credentials(refused: str) -> dict[str, str]:
+    return {"secret": SECRET}
 
 
 def within(story: Coroutine[Any, Any, Any]) -> Any:
@@ -145,7 +147,7 @@ def test_a_sink_that_stops_ends_its_own_tasks_only(lease_server: LeaseServer) ->
 def test_who_is_not_of_this_driver_gets_nothing(
     lease_server: LeaseServer, wrong: Callable[[ServerAddress], ServerAddress], caplog: pytest.LogCaptureFixture
 ) -> None:
-    address = lease_server.admit_sink("sink", "api", pace_per_second(10), logins=[SECRET_SERVER])
+    address = lease_server.admit_sink("sink", "api", pace_per_second(10), credentials=secret_credentials)
 
     with pytest.raises(Gone):
         within(LeaseClient.open(wrong(address), "sink"))
@@ -172,7 +174,7 @@ def test_who_is_not_of_this_driver_gets_nothing(
 )
 @pytest.mark.parametrize("encrypted", [True, False], ids=["TLS", "plain"])
 def test_a_stranger_gets_nothing_and_harms_nobody(lease_server: LeaseServer, said: bytes, *, encrypted: bool) -> None:
-    address = lease_server.admit_sink("sink", "api", pace_per_second(1000), logins=[SECRET_SERVER])
+    address = lease_server.admit_sink("sink", "api", pace_per_second(1000), credentials=secret_credentials)
     answer = b""
     with suppress(OSError), connected(address, encrypted) as stranger:
         stranger.sendall(said)
@@ -247,12 +249,12 @@ def test_credentials_are_handed_out_and_not_seen_on_the_network(lease_server: Le
         asked.append(refused)
         return {"version": str(len(asked)), "headers": {"Authorization": f"Bearer {SECRET}"}}
 
-    address = lease_server.admit_sink("sink", "api", pace_per_second(10), logins=[CredentialsServer(credentials)])
+    address = lease_server.admit_sink("sink", "api", pace_per_second(10), credentials=credentials)
 
     async def task() -> list[Any]:
         relay, port = await relayed(address, heard)
         lease = await LeaseClient.open(replace(address, port=port), "sink")
-        client = CredentialsClient(lease.channel)
+        client = lease.channel
         first = await client.fetch_credentials()
         given = [first, *await asyncio.gather(*(client.fetch_credentials(first["version"]) for _ in range(3)))]
         await lease.close()
@@ -273,12 +275,12 @@ def test_credentials_that_fail_say_so_and_no_more(lease_server: LeaseServer, cap
     def credentials(refused: str) -> dict[str, object]:
         raise PermissionError("the secret server says no")
 
-    address = lease_server.admit_sink("fails", "a", pace_per_second(10), logins=[CredentialsServer(credentials)])
+    address = lease_server.admit_sink("fails", "a", pace_per_second(10), credentials=credentials)
 
     async def task() -> str:
         lease = await LeaseClient.open(address, "fails")
         with pytest.raises(LookupError) as caught:
-            await CredentialsClient(lease.channel).fetch_credentials()
+            await lease.channel.fetch_credentials()
         await lease.acquire()
         await lease.close()
         return str(caught.value)

@@ -15,7 +15,7 @@ from router_rest.answers.classifier import Classifier, next_steps
 from router_rest.delivery.batcher import Call, CallSize
 from router_rest.delivery.call import RequestForm
 from router_rest.delivery.send_plan import form_of, policy_of
-from router_rest.http_client.response import Response, ResponseHeaders
+from router_rest.http_client.response import Response, join_headers
 from router_rest.templates import CALL_METHODS
 from router_sinks import Rest
 from tests.rest.tasks import Tasks, changed, rows
@@ -31,11 +31,8 @@ URL = "https://api.test/wins"
 def by_method(methods: Sequence[str | None], lanes: Sequence[bytes] | None = None) -> pa.RecordBatch:
     """Return rows with a method each, as Spark gives them; None: an unknown one."""
     fault = [None if one else "its method is none of POST, PUT, PATCH, DELETE" for one in methods]
-    named = [[one] if one else None for one in methods]
-    plain = pa.array([None if why else URL for why in fault], pa.string())
-    to = pa.StructArray.from_arrays(
-        [plain, pa.array(named, pa.list_(pa.string())), pa.array(fault, pa.string())], ["url", "values", "fault"]
-    )
+    target = [f"\n{one}" if one else None for one in methods]
+    to = pa.StructArray.from_arrays([pa.array(target), pa.array(fault, pa.string())], ["target", "fault"])
     whole = rows(range(len(methods)), lanes=lanes)
     return whole.set_column(whole.schema.names.index("_to"), "_to", to)
 
@@ -124,7 +121,7 @@ def test_a_rule_may_look_at_the_method() -> None:
     """Without it whoever deletes what may be gone takes a PUT to a wrong address for delivered, too."""
     rule = {"when": "method = 'DELETE' AND status = 404", "then": "deliver"}
     policy = policy_of(Rest.model_validate({"url": URL, "answers": [rule]}))
-    answer = Response(404, ResponseHeaders.from_pairs([]), b"", 0.0, whole=True)
+    answer = Response(404, join_headers([]), b"", 0.0, whole=True)
 
     steps = {method: next_steps(policy, Call("t", 0, [1], [b"{}"]), answer, method)[0][0] for method in CALL_METHODS}
 

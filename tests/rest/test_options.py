@@ -99,7 +99,7 @@ WITH_SECRETS: list[dict[str, Any]] = [
         ({"linger": "5 s", "mode": "inline"}, "see `trigger`"),
         ({"linger": 0}, "greater than 0"),
         ({"timeouts": {"read": 30, "total": 10}}, "total is the longest"),
-        ({"retry": {"statuses": [200]}}, "200 is no failure"),
+        ({"retry": {"statuses": [200]}}, "greater than or equal to 400"),
         ({"retry": {"attempts": 0}}, "greater than or equal to 1"),
         ({"max_outage": {"then": "park"}}, "Field required"),
         ({"max_outage": {"after": "1 h", "then": "drop"}}, "'wait', 'fail' or 'park'"),

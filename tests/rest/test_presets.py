@@ -12,10 +12,10 @@ import pytest
 import standardwebhooks
 
 from router_rest.answers.actions import Action
-from router_rest.answers.classifier import Classifier, row_action
+from router_rest.answers.classifier import Classifier
 from router_rest.delivery.batcher import Call
 from router_rest.delivery.send_plan import cut_of, form_of, policy_of
-from router_rest.http_client.response import Response, ResponseHeaders
+from router_rest.http_client.response import Response, join_headers
 from router_rest.presets import PRESETS
 from router_sinks import Rest
 from tests.rest.tasks import HTTP, Tasks, changed, rows
@@ -296,12 +296,12 @@ def test_a_documented_answer_means_what_its_vendor_says(preset: str, action: Act
     call = Call("events", 0, [1], [b"{}"])
     text = body if isinstance(body, bytes) else json.dumps(body).encode()
 
-    attempt, _ = Classifier(policy).classify_answer(call, Response(status, ResponseHeaders(), text, 0.1, True))
+    attempt, _ = Classifier(policy).classify_answer(call, Response(status, join_headers([]), text, 0.1, True))
 
     if attempt.results is None:
         assert attempt.action is action
     else:
-        assert row_action(policy, call, 0, attempt.results[0]) is action
+        assert attempt.results[0].action is action
 
 
 def test_each_preset_is_held_against_documented_answers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from contextlib import contextmanager
@@ -90,4 +91,4 @@ def test_spark_hears_of_a_task_that_waits(lake: Lake) -> None:
     assert waiting > 0
     kinds = told.column("kind").to_pylist()
     assert "tick" in kinds
-    assert told.column("rows").to_pylist()[kinds.index("delivered")] == 3
+    assert json.loads(told.column("text").to_pylist()[kinds.index("end")])["counts"]["delivered"] == 3

@@ -96,7 +96,7 @@ def opened(events: DataFrame, folder: Path = HERE, **options: Any) -> Rest:
 def targets(events: DataFrame, **options: Any) -> list[tuple[str | None, str | None]]:
     """Return (url, fault) of each row."""
     rows = opened(events, **options).task_columns(events).orderBy("_offset").select("_to.*").collect()
-    return [(row["url"], row["fault"]) for row in rows]
+    return [(row["target"], row["fault"]) for row in rows]
 
 
 @pytest.mark.parametrize("compile_", [False, True], ids=["interpreted", "compiled"])
@@ -333,7 +333,7 @@ def test_a_row_whose_method_is_none_has_the_reason(spark: SparkSession) -> None:
     sink = opened(lane(spark, values), method={"sql": "event.v"}, url="http://api.test/", headers={"X-N": "{event.n}"})
     found = sink.task_columns(lane(spark, values)).orderBy("_offset").select("_to.*").collect()
 
-    assert [row["values"] for row in found if row["fault"] is None] == [["PUT", "0"], ["DELETE", "5"]]
+    assert [row["target"] for row in found if row["fault"] is None] == ["\nPUT\n0", "\nDELETE\n5"]
     assert [str(row["fault"]) for row in found[1:5]] == ["its method is none of POST, PUT, PATCH, DELETE"] * 3 + [
         "its method is null"
     ]
@@ -432,7 +432,7 @@ def test_headers_and_keys_may_be_made_of_data_but_never_break_a_request(spark: S
 
     found = sink.task_columns(lane(spark, values)).orderBy("_offset").select("_to.*").collect()
 
-    assert [row["values"] for row in found[:2]] == [["game uno", "0-uno"], ["game a b", "1-a b"]]
+    assert [row["target"] for row in found[:2]] == ["\ngame uno\n0-uno", "\ngame a b\n1-a b"]
     assert [row["fault"] is None for row in found] == [True, True, *[False] * 6, True, False]
     assert [*sink.fixed_headers] == ["X-Key"]
 

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from router_rest.limits.timers import PreciseSelector, run_with_precise_timers
+from router_rest.delivery.worker import PreciseSelector, run_with_precise_timers
 
 
 def test_a_wait_is_not_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:

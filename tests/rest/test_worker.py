@@ -20,7 +20,6 @@ from router_rest.delivery.batcher import CallSize
 from router_rest.delivery.receipts import ReceiptWriter
 from router_rest.logins.auth import Auth
 from router_rest.logins.credentials import Credentials
-from router_rest.logins.task_login import CredentialsServer
 from tests.rest.tasks import HTTP, KEYED, OWNER, Tasks, changed, rows
 
 if TYPE_CHECKING:
@@ -173,7 +172,7 @@ def test_a_sink_that_stops_waits_briefly_for_answers(
         OWNER.name,
         "api",
         api_tasks.pace,
-        logins=[CredentialsServer(Credentials(None).current_credentials)],
+        credentials=Credentials(None).current_credentials,
         stop=stop.is_set,
     )
 
@@ -323,7 +322,7 @@ def test_a_task_that_cannot_reach_the_driver_sends_nothing(api_tasks: Tasks) -> 
 def test_rows_name_headers_and_keys(api_tasks: Tasks) -> None:
     """Without it a header made of data is sent as it is written, or the values of one row go with another."""
     values = [["uno", "k1"], ["uno", "k2"], ["go", "k3"]]
-    to = pa.array([{"url": None, "values": one, "fault": None} for one in values])
+    to = pa.array([{"target": "\n".join(["", *one]), "fault": None} for one in values])
     batch = rows(range(3)).set_column(4, "_to", to)
     job = api_tasks.job(keyed=None)
     form = replace(job.plan.form, named=("X-Game", KEYED), row_key=True)

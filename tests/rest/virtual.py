@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from router_rest.channel.client import DriverChannel, TaskEnded
-from router_rest.channel.server import TaskSession, serve_task
+from router_rest.channel.server import AdmittedSink, TaskSession, serve_task
+from router_rest.delivery.worker import cancel_tasks
 from router_rest.limits.coordinator import Coordinator
 from router_rest.limits.lease_client import HeldToken, LeaseClient
 from router_rest.limits.lease_server import LimitSessions
-from router_rest.limits.timers import cancel_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -187,7 +187,7 @@ class World:
         theirs: Any = Cable(here, self._delay)
         ours: Any = Cable(there, self._delay)
         session = TaskSession(number, sink, theirs)
-        serving = asyncio.ensure_future(serve_task(session, [self.sessions], there))
+        serving = asyncio.ensure_future(serve_task(session, AdmittedSink("api", self.sessions), there))
         windows = self.coordinator.windows
         welcome = {"sized": windows.limits_rows, "keyed": windows.keyed, "now": self.loop.time()}
         return LeaseClient(DriverChannel(here, ours, welcome)), serving

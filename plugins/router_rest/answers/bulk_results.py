@@ -9,7 +9,7 @@ import msgspec
 from pydantic import Field, field_validator, model_validator
 
 from router_http.options import SecretOptions
-from router_rest.answers.rules import AnswerDecision, decoded_json, json_text
+from router_rest.answers.rules import decoded_json, json_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,13 +33,12 @@ UNKNOWN_STATUS = 0
 class Result:
     """The result of one row: a status like that of HTTP, or UNKNOWN_STATUS, and the text of the reason.
 
-    `item` is what the answer has about the row, `decision` what a rule says of it.
+    `item` is what the answer has about the row.
     """
 
     status: int
     text: bytes
     item: Any = None
-    decision: AnswerDecision | None = None
 
 
 class BulkResults(SecretOptions):

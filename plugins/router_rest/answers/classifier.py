@@ -8,7 +8,7 @@ driver for `router test`. Sends nothing.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from router_rest.answers.actions import (
@@ -20,14 +20,15 @@ from router_rest.answers.actions import (
     is_doubtful,
     is_throttling,
 )
-from router_rest.answers.bulk_results import NO_STATUS, UNKNOWN_STATUS, BulkResults, Result, Unreadable
+from router_rest.answers.bulk_results import NO_STATUS, UNKNOWN_STATUS, BulkResults, Unreadable
 from router_rest.answers.pause_headers import calls_left, retry_after
-from router_rest.answers.rules import AnswerDecision, AnswerRule, apply_rules
+from router_rest.answers.rules import AnswerRule, apply_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from router_rest.answers.rules import Hide
+    from router_rest.answers.bulk_results import Result
+    from router_rest.answers.rules import AnswerDecision, Hide
     from router_rest.delivery.batcher import Call
     from router_rest.http_client.response import Response
 
@@ -53,6 +54,20 @@ class Policy:
     rules: tuple[AnswerRule, ...] = ()
 
 
+@dataclass(frozen=True)
+class RowResult:
+    """What becomes of one row of a call that was taken, and why; `status` and `text` are those of its item.
+
+    `busy`: the API says that there were too many calls.
+    """
+
+    action: Action
+    why: str
+    status: int
+    text: bytes
+    busy: bool = False
+
+
 @dataclass
 class Attempt:
     """The result of one attempt. `pause`: seconds after which the API wants to be called again; `came`: it went
@@ -67,7 +82,7 @@ class Attempt:
     seconds: float | None = None
     body: bytes = b""
     pause: float | None = None
-    results: list[Result] | None = None
+    results: list[RowResult] | None = None
     came: bool = True
     throttled: bool = False
 
@@ -97,19 +112,32 @@ class Classifier:
         attempt = Attempt(action, "", status, answer.seconds, hide(answer.body))
         if is_doubtful(status) or answer.resent:
             call.doubtful = frozenset(call.offsets)
-        if action is Action.DONE:
-            if not gone and self.policy.results is not None:
-                self._read_results(self.policy.results, call, attempt, answer.body, hide)
-        else:
+        results = None
+        if action is not Action.DONE:
             attempt.why = f"the API answers {status}{answer_excerpt(attempt.body)}"
             if action is Action.AGAIN:  # it holds whatever a rule makes of the call
                 attempt.pause = retry_after(answer.headers, self.clock())
             attempt.throttled = is_throttling(status, attempt.pause is not None)
-        if self.policy.rules:
-            self._ask_rules(call, attempt, answer, hide, method)
+        elif not gone and self.policy.results is not None:
+            try:
+                results = self.policy.results.by_row(answer.body, call.rows)
+            except Unreadable as error:
+                attempt.action = Action.PARK
+                attempt.why = f"{NO_STATUS}: {error}"
+        items = [None] if results is None else [result.item for result in results]
+        decided = apply_rules(self.policy.rules, answer, items, hide, method)
+        # A decision about the call as a whole needs no results of rows any more.
+        first = decided[0]
+        if first is not None and first.whole and all(decision == first for decision in decided):
+            self._decide_call(call, attempt, first)
+        elif results is not None:
+            attempt.results = []
+            for offset, result, decision in zip(call.offsets, results, decided, strict=True):
+                attempt.results.append(self._decide_row(call, offset, result, decision, hide))
+            attempt.throttled = any(row.busy for row in attempt.results)
         if attempt.pause is None and (attempt.throttled or attempt.action is Action.AGAIN):
             attempt.pause = retry_after(answer.headers, self.clock())
-        some_taken = any(_is_taken(result) for result in attempt.results or ())
+        some_taken = any(row.action is Action.DONE for row in attempt.results or ())
         return attempt, {
             "status": status,
             "ok": attempt.action not in FAILED_ACTIONS and not attempt.throttled,
@@ -120,40 +148,9 @@ class Classifier:
             "seconds": answer.seconds,
         }
 
-    def _read_results(self, bulk: BulkResults, call: Call, attempt: Attempt, body: bytes, hide: Hide) -> None:
-        """Read the result of each row from an answer."""
-        try:
-            results = bulk.by_row(body, call.rows)
-        except Unreadable as error:
-            attempt.action = Action.PARK
-            attempt.why = f"{NO_STATUS}: {error}"
-            return
-        for position, result in enumerate(results):
-            if result.status >= 300:
-                results[position] = replace(result, text=hide(result.text))
-        attempt.results = results
-        attempt.throttled = any(_is_busy(result) for result in results)
-
-    def _ask_rules(self, call: Call, attempt: Attempt, answer: Response, hide: Hide, method: str) -> None:
-        """Let rules decide on a call, or on those of its rows that an answer has items for."""
-        items: list[Any] = [None]
-        if attempt.results is not None:
-            items = [result.item for result in attempt.results]
-        decided = apply_rules(self.policy.rules, answer, items, hide, method)
-        # A decision about the call as a whole needs no results of rows any more.
-        first = decided[0]
-        if first is not None and first.whole and all(decision == first for decision in decided):
-            self._decide_call(call, attempt, first)
-        elif attempt.results is not None:
-            for position, decision in enumerate(decided):
-                if decision is not None:
-                    attempt.results[position] = replace(attempt.results[position], decision=decision)
-            attempt.throttled = any(_is_busy(result) for result in attempt.results)
-
     def _decide_call(self, call: Call, attempt: Attempt, decision: AnswerDecision) -> None:
         """Do with the whole call as a rule says."""
         attempt.action = decision.action
-        attempt.results = None
         attempt.throttled = decision.then == "pause"
         attempt.why = decision.reason or f"the API answers {attempt.status}{answer_excerpt(attempt.body)}"
         # An API may keep the rows before the one that it refuses, and after a 2xx it may have kept any.
@@ -161,6 +158,24 @@ class Classifier:
         undone = decision.action in UNDONE_ACTIONS and 200 <= (attempt.status or 0) < 300
         if divided or undone:
             call.doubtful = frozenset(call.offsets)
+
+    def _decide_row(
+        self, call: Call, offset: int, result: Result, decision: AnswerDecision | None, hide: Hide
+    ) -> RowResult:
+        """Return what becomes of one row; note that it may still have arrived."""
+        text = hide(result.text) if result.status >= 300 else result.text
+        why = f"the API answers {result.status}{answer_excerpt(text)}"
+        if decision is not None:
+            if decision.action in UNDONE_ACTIONS and result.status < 300:
+                call.doubtful |= {offset}
+            busy = decision.then == "pause"
+            return RowResult(decision.action, decision.reason or why, result.status, text, busy)
+        if result.status == UNKNOWN_STATUS:
+            return RowResult(Action.PARK, f"{NO_STATUS} {text.decode()}", result.status, text)
+        action = action_for(result.status, doubt=offset in call.doubtful, again=self.policy.again)
+        if action not in {Action.DONE, Action.AGAIN}:
+            action = Action.DEAD
+        return RowResult(action, why, result.status, text, result.status == 429)
 
     def _calls_left(self, headers: Mapping[str, str]) -> tuple[float, float] | None:
         """Return the calls left and their seconds by the headers; not for every answer: they change slowly."""
@@ -171,45 +186,10 @@ class Classifier:
         return calls_left(headers, now)
 
 
-def _is_busy(result: Result) -> bool:
-    """Return whether the result of a row says that there were too many calls."""
-    if result.decision is None:
-        return result.status == 429
-    return result.decision.then == "pause"
-
-
-def _is_taken(result: Result) -> bool:
-    """Return whether a row was taken."""
-    if result.decision is None:
-        return 200 <= result.status < 300
-    return result.decision.action is Action.DONE
-
-
 def answer_excerpt(body: bytes) -> str:
     """Return the beginning of an answer, for a reason."""
     text = body[:200].decode(errors="replace").strip()
     return f": {text}" if text else ""
-
-
-def row_action(policy: Policy, call: Call, position: int, result: Result) -> Action:
-    """Return the next step for one row of a call that was taken; note that it may still have arrived."""
-    offset = call.offsets[position]
-    decision = result.decision
-    if decision is not None:
-        if decision.action in UNDONE_ACTIONS and result.status < 300:
-            call.doubtful |= {offset}
-        return decision.action
-    if result.status == UNKNOWN_STATUS:
-        return Action.PARK
-    action = action_for(result.status, doubt=offset in call.doubtful, again=policy.again)
-    return action if action in {Action.DONE, Action.AGAIN} else Action.DEAD
-
-
-def row_reason(result: Result) -> str:
-    """Return the reason why a row was not taken: that of a rule, else that of the answer."""
-    if result.decision is not None and result.decision.reason:
-        return result.decision.reason
-    return f"the API answers {result.status}{answer_excerpt(result.text)}"
 
 
 def next_steps(policy: Policy, call: Call, answer: Response, method: str = "") -> list[tuple[str, str | None]]:
@@ -220,14 +200,9 @@ def next_steps(policy: Policy, call: Call, answer: Response, method: str = "") -
     if attempt.results is None:
         return [(_RULE_WORDS[Action.DONE], None)] * len(call)
     steps: list[tuple[str, str | None]] = []
-    for position, result in enumerate(attempt.results):
-        action = row_action(policy, call, position, result)
-        reason: str | None = row_reason(result)
-        if action is Action.PARK:
-            reason = f"{NO_STATUS} {result.text.decode()}"
-        elif action is Action.DONE:
-            reason = None
-        steps.append((_rule_word(action, _is_busy(result), 1), reason))
+    for row in attempt.results:
+        reason = None if row.action is Action.DONE else row.why
+        steps.append((_rule_word(row.action, row.busy, 1), reason))
     return steps
 
 

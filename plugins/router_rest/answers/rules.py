@@ -97,6 +97,9 @@ def apply_rules(
 
     `items` are the results of rows as they stand in the answer; one null if the answer is about the whole call.
     """
+    decided: list[AnswerDecision | None] = [None] * len(items)
+    if not rules:  # the body need not be read
+        return decided
     values = {
         "status": answer.status,
         "headers": answer.headers,
@@ -104,7 +107,6 @@ def apply_rules(
         "method": method,
         "item": None,
     }
-    decided: list[AnswerDecision | None] = [None] * len(items)
     for rule in rules:
         if None not in decided:
             break
@@ -124,7 +126,7 @@ def json_text(value: Any) -> str:
     """Return a value of JSON as a text: a text as it is, all others as JSON."""
     if isinstance(value, str):
         return value
-    return msgspec.json.encode(value).decode()
+    return msgspec.json.encode(value, enc_hook=dict).decode()  # headers are no dict
 
 
 def decoded_json(text: bytes) -> Any:

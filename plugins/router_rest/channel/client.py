@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
+from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
+from router import StartError
 from router_rest.channel.protocol import (
     CONNECT_SECONDS,
     MAX_LINE_BYTES,
@@ -31,12 +33,12 @@ class Gone(TaskEnded):
 
 
 class DriverListener(Protocol):
-    """A user of the channel in a task."""
+    """The user of the channel in a task that gets all messages."""
 
     def on_message(self, message: Mapping[str, Any]) -> None:
-        """Take a message of the driver, if it is meant for this user."""
+        """Take a message of the driver."""
 
-    def on_gone(self, why: Gone) -> None:
+    def on_end(self, why: TaskEnded) -> None:
         """End all waits: no message comes any more."""
 
 
@@ -51,7 +53,10 @@ class DriverChannel:
         self.gone: Gone | None = None
         self._reader = reader
         self._writer = writer
-        self._listeners: list[DriverListener] = []
+        self._listener: DriverListener | None = None
+        self._questions = count()
+        self._answers: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
+        """The questions that are not answered yet."""
         self._silent_ticks = 0
         self._tasks: list[asyncio.Future[None]] = []
 
@@ -79,10 +84,37 @@ class DriverChannel:
         return cls(reader, writer, welcome)
 
     def listen(self, listener: DriverListener) -> None:
-        """Give a user all messages from now on, and the end of the connection."""
-        self._listeners.append(listener)
-        if not self._tasks:
-            self._tasks = [asyncio.ensure_future(self._read_messages()), asyncio.ensure_future(self._watch_driver())]
+        """Begin to read: give a user all messages, and the end of the connection."""
+        self._listener = listener
+        self._tasks = [
+            asyncio.ensure_future(self._read_messages(listener)),
+            asyncio.ensure_future(self._watch_driver()),
+        ]
+
+    async def fetch_credentials(self, refused: str = "") -> Mapping[str, Any]:
+        """Return the sink's credentials from the driver; `refused` is the version that the API did not take.
+
+        Raises:
+            Gone: The driver is not reached.
+            LookupError: The driver has none; its log says why.
+            StartError: There will be none until a configuration is changed.
+        """
+        if self.gone is not None:
+            raise self.gone
+        number = next(self._questions)
+        answer: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        self.send_message({"credentials": number, "refused": refused})
+        try:
+            message = await answer
+        finally:
+            del self._answers[number]
+        if "wrong" in message:
+            raise StartError(message["wrong"])
+        if "failed" in message:
+            raise LookupError(f"the driver has no credentials: {message['failed']}")
+        given: Mapping[str, Any] = message["given"]
+        return given
 
     def send_message(self, message: Mapping[str, Any]) -> None:
         """Send a message, unless the connection is closing."""
@@ -108,14 +140,16 @@ class DriverChannel:
             self._silent_ticks += 1
         self._end(Gone(f"the driver has been silent for {MAX_SILENT_TICKS * TICK_SECONDS:.0f} s"))
 
-    async def _read_messages(self) -> None:
+    async def _read_messages(self, listener: DriverListener) -> None:
         """Read the driver's messages until it is gone."""
         try:
             while line := await self._reader.readline():
                 self._silent_ticks = 0
                 message = json.loads(line)
-                for listener in self._listeners:
-                    listener.on_message(message)
+                answer = self._answers.get(message.get("credentials", -1))
+                if answer is not None and not answer.done():
+                    answer.set_result(message)
+                listener.on_message(message)
         except (OSError, ValueError) as error:
             self._end(Gone(f"the driver is gone: {error}"))
         else:
@@ -124,5 +158,8 @@ class DriverChannel:
     def _end(self, why: Gone) -> None:
         if self.gone is None:
             self.gone = why
-        for listener in self._listeners:
-            listener.on_gone(why)
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(why)
+        if self._listener is not None:
+            self._listener.on_end(why)

@@ -12,8 +12,9 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from router import StartError
 from router_rest.channel.protocol import (
     CONNECT_SECONDS,
     MAX_LINE_BYTES,
@@ -26,7 +27,7 @@ from router_rest.channel.protocol import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from typing_extensions import Self
 
@@ -60,14 +61,14 @@ class TaskSession:
         self._writer.transport.abort()
 
 
-class TaskListener:
-    """A user of the channel on the driver. All is called on the server's thread; nothing is done by default."""
+class TaskListener(Protocol):
+    """The user of the channel on the driver that gets all messages. All is called on the server's thread."""
 
     def on_open(self, session: TaskSession) -> None:
         """Begin to serve a task."""
 
     def on_message(self, session: TaskSession, message: Mapping[str, Any]) -> None:
-        """Take a message of a task, if it is meant for this user."""
+        """Take a message of a task."""
 
     def on_stop(self, session: TaskSession) -> None:
         """Send a task away, for its sink stops; called again until it is gone."""
@@ -80,28 +81,46 @@ class TaskListener:
 class AdmittedSink:
     """A sink whose tasks may speak, under the name of its limit; and who listens to them.
 
-    `welcome` is the first message to a task. `stop` returns whether the sink's tasks are to end.
+    `welcome` is the first message to a task. `stop` returns whether the sink's tasks are to end. `credentials` returns
+    what tasks get that ask; it is given the version that was refused, or "". It may ask a token server, so it runs on
+    a thread of its own.
     """
 
     limit: str
-    listeners: Sequence[TaskListener]
+    listener: TaskListener
     welcome: Mapping[str, Any] = field(default_factory=dict)
     stop: Callable[[], bool] | None = None
+    credentials: Callable[[str], Mapping[str, Any]] = lambda refused: {}
 
 
-async def serve_task(session: TaskSession, listeners: Sequence[TaskListener], reader: asyncio.StreamReader) -> None:
-    """Give listeners the messages of a task until it disconnects."""
-    for listener in listeners:
-        listener.on_open(session)
+async def serve_task(session: TaskSession, sink: AdmittedSink, reader: asyncio.StreamReader) -> None:
+    """Give the listener the messages of a task, and the task credentials, until it disconnects."""
+    answers: set[asyncio.Task[None]] = set()
+    sink.listener.on_open(session)
     try:
         while line := await reader.readline():
             session.last_message = asyncio.get_running_loop().time()
             message = json.loads(line)
-            for listener in listeners:
-                listener.on_message(session, message)
+            if "credentials" in message:
+                answer = asyncio.create_task(_send_credentials(session, sink, **message))
+                answers.add(answer)
+                answer.add_done_callback(answers.discard)
+            sink.listener.on_message(session, message)
     finally:
-        for listener in listeners:
-            listener.on_close(session)
+        for answer in answers:
+            answer.cancel()
+        sink.listener.on_close(session)
+
+
+async def _send_credentials(session: TaskSession, sink: AdmittedSink, credentials: int, refused: str) -> None:
+    """Answer a task. What is wrong with credentials is logged here, for the message may hold a secret."""
+    try:
+        given = await asyncio.to_thread(sink.credentials, refused)
+        session.send_message({"credentials": credentials, "given": dict(given)})
+    except Exception as error:  # whatever a plugin raises; a StartError is the router's, and quotes no secret
+        log.warning("sink %s: no credentials: %s", session.sink, error)
+        failure = {"wrong": str(error)} if isinstance(error, StartError) else {"failed": type(error).__name__}
+        session.send_message({"credentials": credentials, **failure})
 
 
 class TaskServer:
@@ -212,8 +231,7 @@ class TaskServer:
                 if now - session.last_message > 3 * MAX_SILENT_TICKS * TICK_SECONDS:
                     session.close_connection()
                 elif session.sink in stopping:
-                    for listener in sink.listeners:
-                        listener.on_stop(session)
+                    sink.listener.on_stop(session)
                 if tick % TICKS_PER_HEARTBEAT == 0:
                     session.send_message({})
             await asyncio.sleep(TICK_SECONDS)
@@ -224,7 +242,7 @@ class TaskServer:
         try:
             session = await asyncio.wait_for(self._identify_task(reader, writer), CONNECT_SECONDS)
             if session is not None:
-                await serve_task(session, self._sessions[session].listeners, reader)
+                await serve_task(session, self._sessions[session], reader)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, asyncio.TimeoutError) as error:
             log.debug("a lease ends: %s", type(error).__name__)
         except asyncio.CancelledError:

@@ -12,15 +12,14 @@ import asyncio
 import hashlib
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 from zlib import crc32
 
+import pyarrow as pa
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    import pyarrow as pa
 
     from router import Encoding
     from router_rest.templates import Body
@@ -78,10 +77,10 @@ class Call:
     held: bool = False
 
     @classmethod
-    def of_unsendable(cls, place: tuple[str | None, int, int]) -> Call:
+    def of_unsendable(cls, place: tuple[str | None, int, int], why: str) -> Call:
         """Return a call with one empty row, which stands for a row that cannot be sent."""
         topic, partition, offset = place
-        return cls(topic, partition, [offset], [b""])
+        return cls(topic, partition, [offset], [b""], why=why)
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -92,7 +91,7 @@ class Call:
 
         `owner` is the sink whose call it is: two sinks may send the same rows to the same API on purpose.
         """
-        place = f"{_percent_encode(self.topic or '')}/{self.partition}/{self.offsets[0]}-{self.offsets[-1]}"
+        place = f"{quote(self.topic or '', safe='')}/{self.partition}/{self.offsets[0]}-{self.offsets[-1]}"
         return f"{place}/{hashlib.sha256(owner + body).hexdigest()[:16]}"
 
     def drop_rows(self) -> None:
@@ -180,12 +179,6 @@ class Batcher:
         return call
 
 
-@lru_cache(maxsize=1024)
-def _percent_encode(topic: str) -> str:
-    """Return a topic percent-encoded, so that a header can hold it."""
-    return quote(topic, safe="")
-
-
 KEYS_USED_UP = "the limits of their keys are used up for now"
 TOLD_TO_WAIT = "the API has told them to wait"
 STANDING_CALLS_PER_PLACE = 16
@@ -216,28 +209,27 @@ class CallQueue:
     _asking: Counter[str] = field(default_factory=Counter)
     _behind_key: dict[str, deque[Call]] = field(default_factory=dict)
     _standing: int = 0
-    _ready: deque[Call] = field(default_factory=deque)
+    _ready: asyncio.Queue[Call | None] = field(default_factory=asyncio.Queue)
+    """Calls that may be sent. Behind the last one stands None, which each taker leaves for the next one."""
     _behind: dict[int, deque[Call]] = field(default_factory=dict)
     _blocked: set[int] = field(default_factory=set)
-    _idle: deque[asyncio.Future[None]] = field(default_factory=deque)
     _room: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def put(self, call: Call) -> bool:
-        """Add a call once there is room; False where it will not be sent: its order is blocked, or the queue ended."""
+    async def put(self, call: Call) -> None:
+        """Add a call once there is room, unless it will not be sent: its order is blocked, or the queue has ended."""
         call.size = self.times * sum(map(len, call.rows))
-        while self._is_full(call) and not self.over:
+        while not self.over and not self._why_stuck(call) and self._is_full(call):
             self._room.clear()
             await self._room.wait()
         if self.over or call.order in self._blocked:
-            return False
+            return
         if stuck := self._why_stuck(call):
             self.stuck = stuck
             if call.order is not None:
                 self._blocked.add(call.order)
-            return False
+            return
         self.held += 1
         self.bytes += call.size
-        waited = bool(self._idle)
         if call.order is None:
             self._begin_call(call)
         elif call.order in self._behind:
@@ -245,19 +237,16 @@ class CallQueue:
         else:
             self._behind[call.order] = deque()
             self._begin_call(call)
-        if waited:
+        if self._ready.qsize() == 1:
             await asyncio.sleep(0)  # else the first call would be sent only after the queue is full
-        return True
 
     async def take(self) -> Call | None:
         """Return the next call that may be sent, once there is one; None: no more come."""
-        while not self._ready:
-            if self.over and not self._standing:
+        while (call := await self._ready.get()) is None:
+            is_last = self._ready.empty()  # calls of an order come behind the end
+            self._ready.put_nowait(None)
+            if is_last:
                 return None
-            waiting = asyncio.get_running_loop().create_future()
-            self._idle.append(waiting)
-            await waiting
-        call = self._ready.popleft()
         self._leave_queue(1)
         return call
 
@@ -272,7 +261,7 @@ class CallQueue:
             self.held += 1
             self._ask_for_token(behind.popleft())
             if self.over and not self._standing:
-                self._wake_takers(len(self._idle))
+                self._ready.put_nowait(None)
             return
         self._behind_key.pop(call.limit, None)
         self._asking[call.limit] -= 1
@@ -302,12 +291,14 @@ class CallQueue:
         """Take no more calls; with `drop` those in the queue are not sent either."""
         self.over = True
         if drop:
-            self._ready.clear()
+            while not self._ready.empty():
+                self._ready.get_nowait()
             for behind in (*self._behind.values(), *self._behind_key.values()):
                 behind.clear()
             self._standing = 0
         self._room.set()
-        self._wake_takers(len(self._idle))
+        if not self._standing:
+            self._ready.put_nowait(None)
 
     def _begin_call(self, call: Call) -> None:
         if self.of_key and self._asking[call.limit] >= self.of_key:
@@ -320,8 +311,7 @@ class CallQueue:
 
     def _ask_for_token(self, call: Call) -> None:
         call.asks = bool(self.of_key)
-        self._ready.append(call)
-        self._wake_takers(1)
+        self._ready.put_nowait(call)
 
     def _why_stuck(self, call: Call) -> str:
         """Return the reason why a call is not queued: it is held, or too many others of its key stand before it."""
@@ -332,8 +322,6 @@ class CallQueue:
         return KEYS_USED_UP if behind and crowded else ""
 
     def _is_full(self, call: Call) -> bool:
-        if self._why_stuck(call):
-            return False
         return self.held >= self.most or (self.bytes > 0 and self.bytes + call.size > self.most_bytes)
 
     def _forget_call(self, call: Call) -> None:
@@ -344,13 +332,6 @@ class CallQueue:
         self.held -= calls
         if self.held < self.most:
             self._room.set()
-
-    def _wake_takers(self, count: int) -> None:
-        while count and self._idle:
-            waiting = self._idle.popleft()
-            if not waiting.done():
-                waiting.set_result(None)
-                count -= 1
 
 
 TASK_COLUMNS = ("_topic", "_partition", "_offset", "_order", "_to", "_row")
@@ -388,14 +369,12 @@ class TakenRow(NamedTuple):
 class RowReader:
     """A reader of record batches with TASK_COLUMNS, and FORMER_CALL_COLUMN if rows were in a call before.
 
-    `urls`: rows name their URL; `values`: they name the method, or values of headers. `by_host`: each host has its own
-    limit.
+    `_to` is no struct where rows name neither their URL, nor the method, nor values of headers. `by_host`: each host
+    has its own limit.
     """
 
     encoding: Encoding
     body: Body
-    urls: bool
-    values: bool = False
     by_host: bool = False
 
     def read_rows(self, rows: pa.RecordBatch) -> Iterator[TakenRow]:
@@ -418,23 +397,15 @@ class RowReader:
     def _limit_keys(self, rows: pa.RecordBatch, urls: Sequence[str]) -> Sequence[str]:
         """Return the key of each row whose limit it is under; empty if there is one limit."""
         if self.by_host:
-            return [(url or "").partition("\n")[0].partition("://")[2].partition("/")[0] for url in urls]
+            return [url.partition("\n")[0].partition("://")[2].partition("/")[0] for url in urls]
         if LIMIT_KEY_COLUMN not in rows.schema.names:
             return [""] * rows.num_rows
         return ["" if key is None else _shorten_key(key) for key in rows.column(LIMIT_KEY_COLUMN).to_pylist()]
 
     def _read_urls(self, rows: pa.RecordBatch) -> tuple[Sequence[str], Sequence[str | None]]:
         """Return the URL of each row, with what follows it, as `Call` has it, and why rows have none."""
-        if not self.urls and not self.values:
+        if not pa.types.is_struct(rows.schema.field("_to").type):
             return [""] * rows.num_rows, [None] * rows.num_rows
-        to = rows.column("_to")
-        urls, faults = (to.field(name).to_pylist() for name in ("url", "fault"))
-        missing = to.is_null().to_pylist()
-        urls = urls if self.urls else [""] * rows.num_rows
-        if self.values:
-            for at, values in enumerate(to.field("values").to_pylist()):
-                urls[at] = "\n".join([urls[at] or "", *(values or ())])
-        for at, is_missing in enumerate(missing):
-            if is_missing:
-                faults[at] = "its URL, method or headers cannot be evaluated"
-        return urls, faults
+        no_target = {"target": "", "fault": "its URL, method or headers cannot be evaluated"}
+        targets = [to or no_target for to in rows.column("_to").to_pylist()]
+        return [to["target"] or "" for to in targets], [to["fault"] for to in targets]

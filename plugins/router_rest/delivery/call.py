@@ -14,6 +14,7 @@ import time
 import uuid
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,7 @@ from requests import PreparedRequest, Request
 from requests.structures import CaseInsensitiveDict
 
 from router_rest.answers.actions import SERVER_STATUSES, Action
-from router_rest.answers.bulk_results import NO_STATUS
-from router_rest.answers.classifier import Attempt, Classifier, row_action, row_reason
+from router_rest.answers.classifier import Attempt, Classifier
 from router_rest.channel.client import TaskEnded
 from router_rest.delivery.receipts import PART_PAUSE_SECONDS, Settled
 from router_rest.http_client.response import InDoubt, Unsent
@@ -98,11 +98,13 @@ class RequestBuilder:
     """A builder of requests without their login."""
 
     form: RequestForm
-    _prepared: OrderedDict[str, PreparedRequest] = field(default_factory=OrderedDict)
+
+    def __post_init__(self) -> None:
+        self._prepare_request = lru_cache(MAX_PREPARED_REQUESTS)(self._prepare_uncached)
 
     def build_request(self, url: str, body: bytes, key: str) -> PreparedRequest:
         """Return the request of a call. Raises ValueError for an invalid URL."""
-        base = self._base_request(url)
+        base = self._prepare_request(url)
         request = PreparedRequest()
         request.method = base.method
         request.url = base.url
@@ -115,23 +117,13 @@ class RequestBuilder:
             request.headers[self.form.key_header] = f'"{key}"' if self.form.quoted else key
         return request
 
-    def _base_request(self, url: str) -> PreparedRequest:
-        prepared = self._prepared.get(url)
-        if prepared is not None:
-            return prepared
-        if len(self._prepared) >= MAX_PREPARED_REQUESTS:
-            self._prepared.popitem(last=False)
+    def _prepare_uncached(self, url: str) -> PreparedRequest:
         method, target, values = self.form.call_target(url)
         named = dict(zip(self.form.named, values, strict=True))
         headers = {**self.form.body.headers, **self.form.headers, **named}
         prepared = Request(method, target, headers=headers).prepare()
         prepared.headers = Headers.copy_of(prepared.headers)
-        self._prepared[url] = prepared
         return prepared
-
-
-class Ending(Exception):  # noqa: N818 - it says what happens
-    """The end of the task: calls that wait are not sent."""
 
 
 MAX_WRONG_CALLS_IN_ROW = 10
@@ -216,7 +208,7 @@ class Delivery:
         key = call.call_id(body, self.owner)
         try:
             attempt = await self._attempt_until_classified(call, body, key)
-        except (TaskEnded, Ending) as error:
+        except TaskEnded as error:
             self.why = self.why or str(error)
             self.stop_sending()
             raise _Undelivered(call) from None
@@ -243,7 +235,7 @@ class Delivery:
     async def _attempt_until_classified(self, call: Call, body: bytes, key: str) -> Attempt:
         """Make attempts until one is not to be repeated, or as often and as long as the policy says.
 
-        Raises Ending or TaskEnded.
+        Raises TaskEnded.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + self.policy.elapsed
@@ -264,7 +256,7 @@ class Delivery:
     async def _wait_for_budget(self, until: float) -> bool:
         """Wait for a token of the retry budget, which keeps retries from making an overload worse.
 
-        False: there was none until then, by the clock of the loop. Raises Ending or TaskEnded.
+        False: there was none until then, by the clock of the loop. Raises TaskEnded.
         """
         while not self.lease.may_retry():
             seconds_left = until - asyncio.get_running_loop().time()
@@ -278,12 +270,12 @@ class Delivery:
         return random.uniform(0, min(self.policy.longest, self.policy.first * 2 ** min(attempts - 1, 30)))
 
     async def _sleep(self, seconds: float) -> None:
-        """Wait. Raises Ending."""
+        """Wait. Raises TaskEnded when calls that wait are not sent any more."""
         try:
             await asyncio.wait_for(self.ending.wait(), seconds)
         except asyncio.TimeoutError:
             return
-        raise Ending("the task ends")
+        raise TaskEnded("the task ends")
 
     async def _attempt_call(self, call: Call, body: bytes, key: str) -> Attempt:
         """Send a call once, or twice where its credentials had expired."""
@@ -344,8 +336,8 @@ class Delivery:
             yield self._settle_call(call, "delivered", attempt, key)
             return
         by_action: dict[Action, list[int]] = {}
-        for at, result in enumerate(attempt.results):
-            by_action.setdefault(row_action(self.policy, call, at, result), []).append(at)
+        for at, row in enumerate(attempt.results):
+            by_action.setdefault(row.action, []).append(at)
         for settled in self._park_unknown(call, by_action.pop(Action.PARK, []), attempt, key):
             yield settled
         if done := by_action.pop(Action.DONE, []):
@@ -362,7 +354,7 @@ class Delivery:
             self._note_taken()
         rest = call.select_rows(sorted([*again, *split, *wrong]))
         if wrong:
-            attempt.why = row_reason(attempt.results[wrong[0]])
+            attempt.why = attempt.results[wrong[0]].why
             self._count_wrong(rest, attempt)
             raise _Undelivered(rest)
         if again and not await self._wait_for_attempt(len(again), call.attempts, attempt.pause or 0.0):
@@ -383,7 +375,7 @@ class Delivery:
         assert attempt.results is not None
         result = attempt.results[at]
         of_row = Attempt(Action.DEAD, "", result.status or attempt.status, attempt.seconds, result.text)
-        return self._settle_call(call.select_rows([at]), status, of_row, key, row_reason(result))
+        return self._settle_call(call.select_rows([at]), status, of_row, key, result.why)
 
     def _count_wrong(self, call: Call, attempt: Attempt) -> None:
         """Note a call that needs another setting; send nothing more where all do, or many in a row.
@@ -402,15 +394,15 @@ class Delivery:
     def _park_unknown(self, call: Call, unknown: Sequence[int], attempt: Attempt, key: str) -> Iterator[Settled]:
         """Yield the rows at some places, of which the answer says nothing, parked."""
         assert attempt.results is not None
-        by_text: dict[bytes, list[int]] = {}
+        by_reason: dict[str, list[int]] = {}
         for at in unknown:
-            by_text.setdefault(attempt.results[at].text, []).append(at)
-        for text, chosen in by_text.items():
-            yield self._park_call(call.select_rows(chosen), attempt, key, f"{NO_STATUS} {text.decode()}")
+            by_reason.setdefault(attempt.results[at].why, []).append(at)
+        for why, chosen in by_reason.items():
+            yield self._park_call(call.select_rows(chosen), attempt, key, why)
         if len(unknown) < len(call):
             self.read += 1
         else:
-            self._count_unread(f"{NO_STATUS} {attempt.results[0].text.decode()}")
+            self._count_unread(attempt.results[0].why)
 
     def _park_call(self, call: Call, attempt: Attempt, key: str, why: str) -> Settled:
         call.doubtful = frozenset(call.offsets)
@@ -431,7 +423,7 @@ class Delivery:
         try:
             await self._sleep(pause + self._backoff(attempts))
             return await self._wait_for_budget(asyncio.get_running_loop().time() + self.policy.elapsed)
-        except (Ending, TaskEnded):
+        except TaskEnded:
             return False
 
     def _settle_call(

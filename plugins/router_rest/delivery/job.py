@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from itertools import islice
+from typing import TYPE_CHECKING
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
@@ -18,7 +21,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from router import Outcome, StartError
 from router_encoders.outbox_rows import PLACE, bounded_batches
-from router_rest.delivery.batcher import TOLD_TO_WAIT, Batcher, Call
+from router_rest.delivery.batcher import TOLD_TO_WAIT, Call
 from router_rest.delivery.call import MAX_UNREAD_ANSWERS
 from router_rest.delivery.partitioner import Extent, PartitionPlan, make_plan
 from router_rest.delivery.receipts import (
@@ -27,10 +30,9 @@ from router_rest.delivery.receipts import (
     KnownReceipts,
     Settled,
     make_receipts,
-    ranges_in,
     remove_call_logs,
 )
-from router_rest.delivery.worker import REPORT_SCHEMA, send_task
+from router_rest.delivery.worker import REPORT_SCHEMA, TaskEnd, send_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,12 +42,8 @@ if TYPE_CHECKING:
     from router import Batch, Parts
     from router_rest.delivery.batcher import CallSize
     from router_rest.delivery.receipts import Owner, Range, Status
-    from router_rest.delivery.worker import TaskJob
+    from router_rest.delivery.worker import CallTried, TaskJob
     from router_rest.limits.lease_server import LeaseServer
-
-
-Tried: TypeAlias = "tuple[Range, ...]"
-"""The rows of a call that was sent, and not delivered."""
 
 
 @dataclass
@@ -64,12 +62,12 @@ class OutageClock:
 
     clock: Callable[[], float] = time.monotonic
     _moved: float = field(init=False)
-    _tried: dict[tuple[str | None, int, int], tuple[float, Tried, int]] = field(default_factory=dict)
+    _tried: dict[tuple[str | None, int, int], tuple[float, Sequence[Range], int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._moved = self.clock()
 
-    def on_result(self, tried: Sequence[Tried], *, moved: bool, alone: bool = False) -> None:
+    def on_result(self, tried: Sequence[Sequence[Range]], *, moved: bool, alone: bool = False) -> None:
         """Note the result of a job: whether any row got its receipt, and the calls that were tried in vain."""
         now = self.clock()
         before = self._tried
@@ -109,6 +107,8 @@ class OutageClock:
         return ranges
 
 
+CALLS_PARKED_AT_ONCE = 1000
+"""Calls whose receipts are written together when they are parked."""
 PARKED_ROWS_DDL = "rows bigint"
 """What tasks that park rows return: how many rows got a receipt."""
 
@@ -125,16 +125,9 @@ def park_task(
     def park_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # A row that got its receipt in the meantime keeps it.
         earlier_receipts = KnownReceipts.from_parts(job.parts)
-        batcher = Batcher(job.plan.cut)
-        for rows in batches:
-            calls: list[Call] = []
-            for row in job.plan.row_reader(job.encoding).read_rows(rows):
-                if row.why is None:
-                    calls += batcher.add_row(*row[:6])
-                else:
-                    calls.append(Call.of_unsendable(row.place))
-            yield _park_calls(job, earlier_receipts, _select_rows(calls, only), reason, status)
-        yield _park_calls(job, earlier_receipts, _select_rows(batcher.flush_calls(), only), reason, status)
+        calls = _select_rows(job.plan.cut_calls(job.encoding, batches), only)
+        while some := list(islice(calls, CALLS_PARKED_AT_ONCE)):
+            yield _park_calls(job, earlier_receipts, some, reason, status)
 
     return park_rows
 
@@ -195,60 +188,46 @@ LOG_PAUSE_SECONDS = 60.0
 class JobResult:
     """The result of one job: counts of rows, the receipts of refused ones, and why others are left.
 
-    `tried` are the calls that were sent in vain, `why` says what the last of them came to. `answered` counts the rows
-    of those which the API has answered for themselves. `texts` are the first ones of each kind of a report: why rows
-    are left (`away`, `wrong`), and why no answer says what became of rows (`unread`).
+    `tried` are the calls that were sent in vain. `texts` are the first ones of each kind: see `TaskEnd`.
     """
 
-    counts: dict[str, int]
+    counts: Counter[str]
     refused: pa.Table
     texts: dict[str, str] = field(default_factory=dict)
-    tried: tuple[Tried, ...] = ()
-    why: str = ""
-    answered: int = 0
+    tried: list[CallTried] = field(default_factory=list)
 
     @classmethod
     def sum_reports(cls, reports: pa.Table) -> JobResult:
         """Add up the reports of tasks."""
-        counts: dict[str, int] = {}
-        texts: dict[str, str] = {}
-        tried: list[Tried] = []
-        answered = 0
-        why = ""
-        dead = pc.equal(reports["kind"], "dead")
-        # The receipts of dead rows are many and stay in Arrow; all other reports are a few of each task.
-        for row in reports.filter(pc.invert(dead)).select(["kind", "rows", "text", "why", "answered"]).to_pylist():
-            counts[row["kind"]] = counts.get(row["kind"], 0) + (row["rows"] or 0)
-            texts.setdefault(row["kind"], row["text"] or "")
-            if row["kind"] == "tried":
-                tried.append(tuple(ranges_in(row["text"])))
-                why = row["why"] or why
-                if row["answered"]:
-                    answered += row["rows"]
-        refused = pa.Table.from_struct_array(reports.filter(dead)["receipt"].combine_chunks()).cast(RECEIPT_SCHEMA)
-        return cls(
-            counts,
-            refused,
-            texts,
-            tried=tuple(tried),
-            why=why,
-            answered=answered,
-        )
+        is_dead = pc.equal(reports["kind"], "dead")
+        # The receipts of dead rows are many and stay in Arrow; all other reports are one of each task.
+        refused = pa.Table.from_struct_array(reports.filter(is_dead)["receipt"].combine_chunks()).cast(RECEIPT_SCHEMA)
+        result = cls(Counter(), refused)
+        for text in reports.filter(pc.invert(is_dead))["text"].to_pylist():
+            end = msgspec.json.decode(text, type=TaskEnd)
+            result.counts.update(end.counts)
+            result.texts.update(end.texts | result.texts)
+            result.tried.extend(end.tried)
+        return result
 
     @property
     def rows_left(self) -> int:
         """Return the rows without a receipt."""
-        return self.counts.get("left", 0)
+        return self.counts["left"]
 
     @property
     def has_moved(self) -> bool:
         """Return whether any row got its receipt."""
-        return bool(self.counts.get("delivered") or self.refused.num_rows)
+        return bool(self.counts["delivered"] or self.refused.num_rows)
 
     @property
     def is_alone(self) -> bool:
         """Return whether nothing is left but calls that the API has answered, each for itself, and rows behind them."""
-        return not self.has_moved and 0 < self.answered == self.rows_left - self.counts.get("behind", 0)
+        answered = 0
+        for call in self.tried:
+            if call.answered:
+                answered += sum(last - first + 1 for *_, first, last in call.rows)
+        return not self.has_moved and 0 < answered == self.rows_left - self.counts["behind"]
 
 
 @dataclass
@@ -308,18 +287,20 @@ class BatchJob:
             reports = self._place_rows().mapInArrow(send, from_arrow_schema(REPORT_SCHEMA)).filter("kind != 'tick'")
             result = JobResult.sum_reports(reports.toArrow())
         self._unread = self._unread or result.texts.get("unread", "")
-        if result.counts.get("unread", 0) >= MAX_UNREAD_ANSWERS and not self._has_status():
+        if result.counts["unread"] >= MAX_UNREAD_ANSWERS and not self._has_status():
             self._stop_sending(self._unread)
-        if result.texts.get("wrong") and not (result.is_alone and self._has_status("delivered")):
+        if result.texts.get("wrong") and not (result.is_alone and self._count_statuses()["delivered"]):
             raise StartError(f"{self.limit} does not take calls: {result.texts['wrong']}")
         self._write_refused(result.refused)
         trusted = self.leases.may_set_aside(self.limit)
-        self.outage.on_result(result.tried, moved=result.has_moved, alone=result.is_alone and trusted)
-        self._why = result.why
+        self.outage.on_result(
+            [call.rows for call in result.tried], moved=result.has_moved, alone=result.is_alone and trusted
+        )
+        self._why = result.tried[-1].why if result.tried else ""
         # Another round is another delivery, if the API takes rows and answers in a form that cannot be read.
         longer_pause = min(MAX_ROUND_PAUSE_SECONDS, max(FIRST_ROUND_PAUSE_SECONDS, 2 * self._pause))
         self._pause = longer_pause if result.is_alone else 0.0
-        if result.texts.get("away") == TOLD_TO_WAIT and not result.counts.get("calls"):
+        if result.texts.get("away") == TOLD_TO_WAIT and not result.counts["calls"]:
             # Nothing could be sent: the first row whose time comes begins the next round.
             self._pause = min(KnownReceipts.from_parts(self.job.parts).waits.values(), default=0.0) - time.time()
         if result.rows_left:
@@ -395,18 +376,20 @@ class BatchJob:
         self.outage.forget_calls()
         return rows
 
-    def _has_status(self, *statuses: str) -> bool:
-        """Return whether an answer of the batch has told what became of a row: one of `statuses`, or any."""
-        wanted = {*(statuses or ("delivered", "dead"))}
-        return any(status in wanted for status in self._receipt_statuses())
+    def _has_status(self) -> bool:
+        """Return whether an answer of the batch has told what became of a row."""
+        statuses = self._count_statuses()
+        return bool(statuses["delivered"] or statuses["dead"])
 
-    def _receipt_statuses(self) -> Iterator[str]:
+    def _count_statuses(self) -> Counter[str]:
+        statuses: Counter[str] = Counter()
         for _, rows in self.job.parts.read(["status"]):
-            yield from rows.column("status").to_pylist()
+            statuses.update(rows.column("status").to_pylist())
+        return statuses
 
     def _stop_sending(self, why: str) -> None:
         """Record that nothing is sent again with this configuration, and raise a StartError."""
-        parked = sum(status == "parked" for status in self._receipt_statuses())
+        parked = self._count_statuses()["parked"]
         text = (
             f"{self.limit} does not say what became of rows: {why}; nothing is sent until the configuration changes: "
             f"then the {parked} rows that were sent are parked, and `router replay` sends them"
@@ -433,7 +416,7 @@ class BatchJob:
         self.job.parts.write(refused)
 
     def _check_dead(self, more: int, why: str) -> None:
-        dead = more + sum(status == "dead" for status in self._receipt_statuses())
+        dead = more + self._count_statuses()["dead"]
         if dead > self.job.dead_at_most:
             raise StartError(f"{self.limit} refuses {dead} of {self.plan.rows} rows, such as: {why}")
 

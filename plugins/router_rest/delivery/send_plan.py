@@ -9,13 +9,15 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from router_rest.answers.classifier import Policy
-from router_rest.delivery.batcher import HOST_AS_LIMIT_KEY, CallSize, RowReader
+from router_rest.delivery.batcher import HOST_AS_LIMIT_KEY, Batcher, Call, CallSize, RowReader
 from router_rest.delivery.call import RequestForm
 from router_rest.http_client.response import HttpOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from router import Encoding
@@ -86,10 +88,19 @@ class SendPlan:
 
     def row_reader(self, encoding: Encoding) -> RowReader:
         """Return a reader of the rows of which calls are made."""
-        form = self.form
-        return RowReader(
-            encoding, form.body, urls=not form.url, values=bool(form.named) or not form.method, by_host=self.by_host
-        )
+        return RowReader(encoding, self.form.body, by_host=self.by_host)
+
+    def cut_calls(self, encoding: Encoding, batches: Iterable[pa.RecordBatch]) -> Iterator[Call]:
+        """Yield the calls of all rows of a task; a row that cannot be sent as `Call.of_unsendable`."""
+        batcher = Batcher(self.cut)
+        reader = self.row_reader(encoding)
+        for batch in batches:
+            for row in reader.read_rows(batch):
+                if row.why is None:
+                    yield from batcher.add_row(*row[:6])
+                else:
+                    yield Call.of_unsendable(row.place, row.why)
+        yield from batcher.flush_calls()
 
 
 def tasks_of(sink: RestOptions, spark: SparkSession | None = None) -> int:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import queue
+import select
+import selectors
 import threading
 import time
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AsyncExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,46 +27,32 @@ import pyarrow as pa
 
 from router import StartError, keep_archives
 from router_rest.channel.client import TaskEnded
-from router_rest.delivery.batcher import Batcher, Call, CallQueue, RowReader
+from router_rest.delivery.batcher import Batcher, Call, CallQueue
 from router_rest.delivery.call import Delivery, RequestBuilder
 from router_rest.delivery.receipts import (
     RECEIPT_SCHEMA,
     KnownReceipts,
+    Range,
     ReceiptWriter,
     Settled,
     make_receipts,
-    note_of,
     ranges_of,
 )
 from router_rest.http_client.client import HttpClient
 from router_rest.limits.lease_client import LeaseClient
-from router_rest.limits.timers import run_with_precise_timers
-from router_rest.logins.task_login import CredentialsClient, TaskLogin
+from router_rest.logins.task_login import TaskLogin
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 
     from router import Encoding, Parts
     from router_rest.channel.protocol import ServerAddress
-    from router_rest.delivery.receipts import Owner, Place, Range, Responses
+    from router_rest.delivery.receipts import Owner, Place, Responses
     from router_rest.delivery.send_plan import SendPlan
 
-REPORT_SCHEMA = pa.schema(
-    [
-        ("kind", pa.string()),
-        ("rows", pa.int64()),
-        ("text", pa.string()),
-        ("why", pa.string()),
-        ("answered", pa.bool_()),
-        ("receipt", pa.struct(list(RECEIPT_SCHEMA))),
-    ]
-)
-"""What tasks return: how many rows got a receipt (`delivered`, `parked`), had one (`known`), were `refused`, or are
-`left`; why they are (`away`; `wrong`: until a setting is changed), how many of them only wait for a call of their order
-that was tried (`behind`), how many answers say what became of no row, where all are so (`unread`); which calls were
-`tried` (`text` names their rows as the notes of receipts do, `why` says what the last attempt came to, `answered` that
-it did not fail for all calls alike), how many were begun (`calls`), and the receipt of every row that is `dead`, which
-is not written. A `tick` says nothing."""
+REPORT_SCHEMA = pa.schema([("kind", pa.string()), ("text", pa.string()), ("receipt", pa.struct(list(RECEIPT_SCHEMA)))])
+"""What tasks return: the `receipt` of every row that is `dead`, which is not written, and one `end` (see `TaskEnd`). A
+`tick` says nothing."""
 _TICK_SECONDS = 2.0
 """Seconds between two signs of life for Spark, which a setting can make kill workers that are silent."""
 _SPARK_BUFFER_BYTES = int(os.environ.get("SPARK_BUFFER_SIZE", "65536"))
@@ -92,6 +82,46 @@ def send_task(job: TaskJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.
     return send_rows
 
 
+class PreciseSelector(selectors.DefaultSelector):
+    """The usual selector of the system, which waits as long as it is told, and not a part of a millisecond longer.
+
+    asyncio rounds each wait up to a whole millisecond. An API that wants 500 calls per second evenly spaced refuses
+    every second call that comes a millisecond early or late.
+    """
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait for files, or for so many seconds."""
+        number = self.fileno()
+        if timeout is None or timeout <= 0 or number >= 1024:  # select() waits for no higher number of a file
+            return super().select(timeout)
+        # epoll counts milliseconds, select() microseconds; the file of an epoll is ready when one of its files is.
+        select.select([number], [], [], timeout)
+        return super().select(0)
+
+
+def run_with_precise_timers(main: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine as `asyncio.run` does, in a loop with exact timers."""
+    loop = asyncio.SelectorEventLoop(PreciseSelector())
+    try:
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(main)
+    finally:
+        cancel_tasks(loop)
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+def cancel_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """End the tasks that a loop still has, before it is closed."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.wait(tasks))
+
+
 @contextmanager
 def _seldom_collected() -> Iterator[None]:
     """Let Python collect garbage less often in a `with` block: this saves a tenth of the CPU time of small calls."""
@@ -106,8 +136,7 @@ def _seldom_collected() -> Iterator[None]:
 
 
 async def _send_batches(job: TaskJob, feed: Feed) -> None:
-    sending = TaskWorker(job, KnownReceipts.from_parts(job.parts), feed.add_report)
-    await sending.run(feed.read_batches())
+    await TaskWorker(job, feed.add_report).run(feed.read_batches())
 
 
 class Broken(Exception):  # noqa: N818 - it says what happened
@@ -120,12 +149,9 @@ class Feed:
 
     loop_end: Future[None] = field(default_factory=Future)
     """Done when the loop has ended; holds what it has raised."""
-    _closed: threading.Event = field(default_factory=threading.Event)
     _room: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(2))
-    _given: queue.SimpleQueue[pa.RecordBatch | None] = field(default_factory=queue.SimpleQueue)
+    _given: queue.SimpleQueue[pa.RecordBatch | Broken | None] = field(default_factory=queue.SimpleQueue)
     _reports: queue.SimpleQueue[pa.RecordBatch] = field(default_factory=queue.SimpleQueue)
-    _loop: asyncio.AbstractEventLoop | None = None
-    _there: asyncio.Event = field(default_factory=asyncio.Event)
 
     # in Spark's thread
 
@@ -134,7 +160,6 @@ class Feed:
         while not self._room.acquire(timeout=_TICK_SECONDS) and not self.loop_end.done():
             yield from [*self._take_reports(), _tick_report()]
         self._given.put(rows)
-        self._wake_loop()
         yield from self._take_reports()
         if self.loop_end.done():
             self.loop_end.result()
@@ -149,13 +174,7 @@ class Feed:
 
     def close(self) -> None:
         """Make the loop stop, unless it is done: Spark has closed the task. Calls in flight are in doubt."""
-        self._closed.set()
-        self._wake_loop()
-
-    def _wake_loop(self) -> None:
-        with suppress(RuntimeError):  # the loop has ended
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._there.set)
+        self._given.put(Broken())
 
     def _take_reports(self) -> list[pa.RecordBatch]:
         reports = []
@@ -168,18 +187,11 @@ class Feed:
 
     async def read_batches(self) -> AsyncIterator[pa.RecordBatch]:
         """Yield the record batches that are given, until the end; raise Broken when the task was closed before."""
-        self._loop = asyncio.get_running_loop()
-        while True:
-            self._there.clear()
-            if self._closed.is_set():
-                raise Broken
-            while not self._given.empty():
-                rows = self._given.get()
-                if rows is None:
-                    return
-                self._room.release()
-                yield rows
-            await self._there.wait()
+        while (given := await asyncio.to_thread(self._given.get)) is not None:
+            if isinstance(given, Broken):
+                raise given
+            self._room.release()
+            yield given
 
     def add_report(self, found: list[dict[str, Any]]) -> None:
         """Report rows of REPORT_SCHEMA to Spark."""
@@ -208,8 +220,6 @@ LAST_ANSWERS_SECONDS = 4.0
 """Seconds that a sink which stops waits for answers. With what Spark takes to stop a run ends within ten."""
 _CALLS_AHEAD = 4
 """Calls that are cut ahead, and rows that are reserved at least, for each that can be in flight."""
-ENDED_KIND = "ended"
-"""The delivery has ended by itself: it says why when all calls that were in flight are answered."""
 _MAX_NAMED_CALLS = 1000
 """Calls tried in vain whose rows a report names: the first so many."""
 
@@ -235,99 +245,55 @@ Stretch = tuple["Place", Any, int]
 """Rows of one source partition that follow each other: where from, their offsets, the position of the first."""
 
 
-@dataclass
-class Feeder:
-    """The maker of a task's calls for `queue`, from all rows but those with a receipt.
-
-    `settle` takes rows of which no call can be made. `chunk`: rows that are reserved at once, at least. A reservation
-    is a note that the calls of some rows may go out: after a crash such a row counts as one that may have arrived.
-    """
-
-    batcher: Batcher
-    reader: RowReader
-    known: KnownReceipts
-    receipts: ReceiptWriter
-    queue: CallQueue
-    chunk: int
-    settle: Callable[[Settled], None]
-    seen: int = 0
-    skipped: int = 0
-    _reserved: int = field(default=0, init=False)
-
-    async def take_rows(self, rows: pa.RecordBatch, *, send: bool) -> None:
-        """Make calls of the rows of a record batch; without `send` only count the rows."""
-        parts = list(split_stretches(rows))
-        missing = [self.known.find_open(place, offsets) for place, offsets, _ in parts]
-        wanted = np.concatenate(missing) if missing else np.ones(0, bool)
-        self.seen += rows.num_rows
-        self.skipped += rows.num_rows - int(np.count_nonzero(wanted))
-        if send:  # also rows with a receipt: where calls are cut must not depend on receipts
-            await self._cut_calls(rows, parts, wanted)
-
-    async def queue_rest(self) -> None:
-        """Queue the calls that are not full: no more rows come."""
-        for call in self.batcher.flush_calls():
-            await self._queue_call(call)
-
-    async def _cut_calls(self, rows: pa.RecordBatch, parts: Sequence[Stretch], wanted: Any) -> None:
-        self._reserved = 0
-        for at, row in enumerate(self.reader.read_rows(rows)):
-            if at >= self._reserved:
-                await self._reserve_rows(at, rows.num_rows, parts)
-            if row.why is not None:
-                if wanted[at]:
-                    self.settle(Settled(Call.of_unsendable(row.place), "dead", time.time(), reason=row.why))
-                continue
-            for call in self.batcher.add_row(*row[:6]):
-                if not await self._queue_call(call):
-                    return
-
-    async def _queue_call(self, call: Call) -> bool:
-        """Queue a call without its rows that have a receipt; False when nothing is sent any more."""
-        call = self.known.open_rows(call)
-        if not len(call):
-            return True
-        return await self.queue.put(call) or not self.queue.over
-
-    async def _reserve_rows(self, at: int, rows: int, parts: Iterable[Stretch]) -> None:
-        """Write down which rows may go out next."""
-        self._reserved = min(rows, at + max(self.chunk, int(self.receipts.rate * 1.5)))
-        ranges: list[Range] = []
-        for place, offsets, first in parts:
-            low = max(at, first)
-            high = min(self._reserved, first + len(offsets))
-            if low < high:
-                # Not in order in a replay, where rows follow their former calls.
-                reserved = offsets[low - first : high - first]
-                ranges.append((*place, int(reserved.min()), int(reserved.max())))
-        await self.receipts.reserve_ranges(ranges)
-
-
 def split_stretches(rows: pa.RecordBatch) -> Iterator[Stretch]:
     """Yield the rows of a record batch by source partition."""
-    if not rows.num_rows:
-        return
-    topics = rows.column("_topic").dictionary_encode()
-    codes = topics.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    partitions = rows.column("_partition").to_numpy(zero_copy_only=False)
+    topics, partitions = (rows.column(name).to_pylist() for name in ("_topic", "_partition"))
     offsets = rows.column("_offset").to_numpy(zero_copy_only=False)
-    changes = (np.flatnonzero((codes[1:] != codes[:-1]) | (partitions[1:] != partitions[:-1])) + 1).tolist()
-    for first, last in zip([0, *changes], [*changes, len(offsets)], strict=True):
-        topic = None
-        if codes[first] >= 0:
-            topic = topics.dictionary[int(codes[first])].as_py()
-        yield (topic, int(partitions[first])), offsets[first:last], first
+    first = 0
+    for place, alike in groupby(zip(topics, partitions, strict=True)):
+        last = first + len(list(alike))
+        yield place, offsets[first:last], first
+        first = last
+
+
+@dataclass
+class TaskEnd:
+    """What a task came to.
+
+    `counts`: how many rows got a receipt (`delivered`, `parked`), had one (`known`), are `dead`, or are `left`; how
+    many of these only wait for a call of their order that was tried (`behind`); how many answers say what became of no
+    row, where all are so (`unread`), and how many calls were begun (`calls`).
+    `texts`: why rows are left (`away`; `wrong`: until a setting is changed), and why answers are `unread`.
+    `tried`: calls that are left although they were sent, the first ones.
+    """
+
+    counts: dict[str, int]
+    texts: dict[str, str]
+    tried: list[CallTried]
+
+
+@dataclass
+class CallTried:
+    """The rows of a call that was tried, what the last attempt came to, and whether that was not the same for all."""
+
+    rows: list[Range]
+    why: str
+    answered: bool
 
 
 @dataclass
 class TaskWorker:
-    """The delivery of one task's rows. `known`: what earlier attempts did; `report` takes rows of REPORT_SCHEMA."""
+    """The delivery of one task's rows, but those that have a receipt; `report` takes rows of REPORT_SCHEMA.
+
+    Rows are reserved before they are sent, so many at once at least: a reservation is a note that the calls of some
+    rows may go out. After a crash such a row counts as one that may have arrived.
+    """
 
     job: TaskJob
-    known: KnownReceipts
     report: Callable[[list[dict[str, Any]]], None]
     counts: Counter[str] = field(default_factory=Counter)
     trouble: tuple[str, str] | None = None
+    _seen: int = 0
     _left: list[Call] = field(default_factory=list)
     _delivery: Delivery | None = None
 
@@ -336,17 +302,12 @@ class TaskWorker:
         plan = job.plan
         times = 3 if plan.form.body.compressed else 2
         calls_ahead = plan.http.in_flight * _CALLS_AHEAD
+        self._reserved_rows = calls_ahead * plan.cut.rows
+        self._known = KnownReceipts.from_parts(job.parts)
+        self._batcher = Batcher(plan.cut)
+        self._reader = plan.row_reader(job.encoding)
         self._queue = CallQueue(calls_ahead, plan.bytes_in_flight, times, plan.calls_of_key)
         self._receipts = ReceiptWriter(job.parts, job.owner, job.responses)
-        self._feeder = Feeder(
-            Batcher(plan.cut),
-            plan.row_reader(job.encoding),
-            known=self.known,
-            receipts=self._receipts,
-            queue=self._queue,
-            chunk=calls_ahead * plan.cut.rows,
-            settle=self._settle_rows,
-        )
 
     async def run(self, batches: AsyncIterator[pa.RecordBatch]) -> None:
         """Deliver all rows, or as many as can be delivered now; read all of them in any case."""
@@ -355,7 +316,7 @@ class TaskWorker:
             try:
                 lease = await LeaseClient.open(self.job.address, self.job.owner.name)
                 open_parts.push_async_callback(lease.close)
-                login = TaskLogin(CredentialsClient(lease.channel))
+                login = TaskLogin(lease.channel)
                 await login.open()
                 client = HttpClient(self.job.plan.http, login.proxies)
                 open_parts.push_async_callback(client.close)
@@ -374,7 +335,7 @@ class TaskWorker:
             except (TaskEnded, LookupError, StartError) as error:  # before anything was sent
                 self._stop_sending("wrong" if isinstance(error, StartError) else "away", str(error))
                 await self._feed_batches(batches)
-        self._report_counts()
+        self.report([{"kind": "end", "text": json.dumps(asdict(self._end()))}])
 
     async def _deliver_batches(self, batches: AsyncIterator[pa.RecordBatch]) -> None:
         keeping = asyncio.create_task(self._receipts.keep_writing())
@@ -394,12 +355,54 @@ class TaskWorker:
         await self._receipts.write_last((call.topic, call.partition, call.doubtful) for call in doubtful)
 
     async def _feed_batches(self, batches: AsyncIterator[pa.RecordBatch]) -> None:
-        """Read all rows; make calls of them until there is trouble."""
+        """Read all rows; make calls of them until nothing more is sent."""
         async for rows in batches:
-            await self._feeder.take_rows(rows, send=self.trouble is None)
-        if self.trouble is None:
-            await self._feeder.queue_rest()
+            stretches = list(split_stretches(rows))
+            self._seen += rows.num_rows
+            for place, offsets, _ in stretches:
+                self.counts["known"] += int(np.count_nonzero(~self._known.find_open(place, offsets)))
+            if not self._queue.over:
+                await self._cut_calls(rows, stretches)
+        for call in self._batcher.flush_calls():
+            await self._queue_call(call)
         self._queue.end_queue()
+
+    async def _cut_calls(self, rows: pa.RecordBatch, stretches: Sequence[Stretch]) -> None:
+        """Queue the calls of the rows of a record batch."""
+        reserved = 0
+        # Also rows with a receipt: where calls are cut must not depend on receipts.
+        for at, row in enumerate(self._reader.read_rows(rows)):
+            if at >= reserved:
+                reserved = await self._reserve_rows(at, rows.num_rows, stretches)
+            if row.why is not None:
+                await self._queue_call(Call.of_unsendable(row.place, row.why))
+                continue
+            for call in self._batcher.add_row(*row[:6]):
+                await self._queue_call(call)
+            if self._queue.over:
+                return
+
+    async def _queue_call(self, call: Call) -> None:
+        """Queue a call without its rows that have a receipt; a row that cannot be sent is dead."""
+        call = self._known.open_rows(call)
+        if len(call) and call.why:
+            self._settle_rows(Settled(call, "dead", time.time(), reason=call.why))
+        elif len(call):
+            await self._queue.put(call)
+
+    async def _reserve_rows(self, at: int, rows: int, stretches: Iterable[Stretch]) -> int:
+        """Write down which rows may go out next; return where they end."""
+        reserved = min(rows, at + max(self._reserved_rows, int(self._receipts.rate * 1.5)))
+        ranges: list[Range] = []
+        for place, offsets, first in stretches:
+            low = max(at, first)
+            high = min(reserved, first + len(offsets))
+            if low < high:
+                # Not in order in a replay, where rows follow their former calls.
+                chosen = offsets[low - first : high - first]
+                ranges.append((*place, int(chosen.min()), int(chosen.max())))
+        await self._receipts.reserve_ranges(ranges)
+        return reserved
 
     async def _deliver_queued(self) -> None:
         """Deliver one queued call after the other, until there are none."""
@@ -418,8 +421,8 @@ class TaskWorker:
             # Rows stay in memory until their receipts are written: large ones are not kept for a whole second.
             if self._receipts.size > self.job.plan.bytes_in_flight // 4:
                 await self._receipts.flush()
-            if self._delivery.ending.is_set():
-                self._stop_sending(ENDED_KIND, "")
+            if self._delivery.ending.is_set():  # it says why when all calls that were in flight are answered
+                self._queue.end_queue(drop=True)
 
     def _on_admitted(self, call: Call) -> None:
         """Note that a call goes out now: it has a token."""
@@ -436,7 +439,7 @@ class TaskWorker:
             self._receipts.add_receipt(settled)
             return
         rows = make_receipts(self.job.owner, [settled]).to_pylist()
-        self.report([{"kind": "dead", "rows": 1, "receipt": row} for row in rows])
+        self.report([{"kind": "dead", "receipt": row} for row in rows])
         if self.counts["dead"] > self.job.dead_at_most:
             self._stop_sending(
                 "wrong", f"more than {self.job.dead_at_most} rows were refused, the last: {settled.reason}"
@@ -454,46 +457,36 @@ class TaskWorker:
         if not task.cancelled() and task.exception() is not None:
             self._stop_sending("failed", repr(task.exception()))
 
-    def _report_counts(self) -> None:
-        """Report the counts of rows, and why some are left."""
-        counts = {**self.counts, "known": self._feeder.skipped}
-        rows_left = self._feeder.seen
-        reports: list[dict[str, Any]] = []
-        for name, rows in counts.items():
-            reports.append({"kind": "refused" if name == "dead" else name, "rows": rows})
-            if name in ("delivered", "parked", "dead", "known"):
-                rows_left -= rows
+    def _end(self) -> TaskEnd:
+        """Return the counts of rows, and why some are left."""
+        counts = {**self.counts}
+        rows_left = self._seen - sum(self.counts[name] for name in ("delivered", "parked", "dead", "known"))
+        texts = {}
+        tried: list[Call] = []
         if rows_left:
-            kind, text = self._why_left()
-            reports += [{"kind": "left", "rows": rows_left}, {"kind": kind, "text": text}, *self._in_vain()]
-            if self.trouble is None and not self._queue.stuck:
+            counts["left"] = rows_left
+            kind, why = self._why_left()
+            texts[kind] = why
+            tried = [call for call in self._left if call.attempts]
+            tried.sort(key=lambda call: (call.partition, call.offsets[0]))
+            has_ended = self._delivery is None or self._delivery.ending.is_set()
+            if not has_ended and not self._queue.stuck:
                 # All was sent that may be: what was not tried stands behind a call of its order.
-                tried = sum(len(call) for call in self._left if call.attempts)
-                reports.append({"kind": "behind", "rows": rows_left - tried})
+                counts["behind"] = rows_left - sum(map(len, tried))
         if self._delivery is not None and self._delivery.unread and not self._delivery.read:
-            reports.append({"kind": "unread", "rows": self._delivery.unread, "text": self._delivery.no_status})
-        self.report(reports)
+            counts["unread"] = self._delivery.unread
+            texts["unread"] = self._delivery.no_status
+        calls = []
+        for call in tried[:_MAX_NAMED_CALLS]:
+            rows = ranges_of((call.topic, call.partition), call.offsets)
+            calls.append(CallTried(rows, call.why, call.answered))
+        return TaskEnd(counts, texts, calls)
 
     def _why_left(self) -> tuple[str, str]:
         """Return the reason why rows are left: the kind of the report, and its text."""
-        why = self._delivery.why if self._delivery else ""
-        if self.trouble is None:
-            return "away", why or self._queue.stuck
-        # Why a delivery has ended by itself is known only now that all calls which were in flight are answered.
-        if self.trouble[0] != ENDED_KIND or self._delivery is None:
+        if self.trouble is not None:
             return self.trouble
+        assert self._delivery is not None
         if self._delivery.wrong_setting:
             return "wrong", self._delivery.wrong_setting
-        return "away", why
-
-    def _in_vain(self) -> list[dict[str, Any]]:
-        """Report the calls that were sent and are left, the first ones."""
-        tried = [call for call in self._left if call.attempts]
-        tried.sort(key=lambda call: (call.partition, call.offsets[0]))
-        reports = []
-        for call in tried[:_MAX_NAMED_CALLS]:
-            rows = note_of(ranges_of((call.topic, call.partition), call.offsets))
-            reports.append(
-                {"kind": "tried", "rows": len(call), "text": rows, "why": call.why, "answered": call.answered}
-            )
-        return reports
+        return "away", self._delivery.why or self._queue.stuck

@@ -37,9 +37,9 @@ from router_rest.http_client.response import (
     InDoubt,
     NoAnswer,
     Response,
-    ResponseHeaders,
     Unsent,
     decode_body,
+    join_headers,
     reason_of,
     refuses_handshake,
 )
@@ -194,7 +194,7 @@ class HttpClient:
         if response.status < 200:
             raise InDoubt("the answer is broken: the server wants to speak something else", unreadable=True)
         body, whole = await self._read_body(response)
-        headers = ResponseHeaders.from_pairs(response.headers.items())
+        headers = join_headers(response.headers.items())
         if "content-encoding" in headers:
             body, all_of_it = decode_body(body, headers["content-encoding"], self._options.most)
             whole = whole and all_of_it
@@ -266,7 +266,7 @@ class HookConnection:
             final = dispatch_hook("response", request.hooks, answer)
             # A hook may have changed the response, or may have got another one by a client of its own.
             sent = final.raw if isinstance(final.raw, _Answered) else answer.raw
-            headers = ResponseHeaders.from_pairs(final.headers.items())
+            headers = join_headers(final.headers.items())
             return replace(sent.answer, status=final.status_code, headers=headers, body=final.content)
         except Exception as error:  # hooks are code of users
             if error is self._ended:

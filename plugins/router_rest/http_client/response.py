@@ -7,7 +7,9 @@ import socket
 import ssl
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from multidict import CIMultiDict
 
 from router_http.causes import causes_of
 
@@ -56,30 +58,15 @@ class Response:
     resent: bool = False
 
 
-class ResponseHeaders(dict[str, str]):
-    """The headers of a response: names in lower case, which are found by names in any case."""
-
-    @classmethod
-    def from_pairs(cls, pairs: Iterable[tuple[str, str]]) -> ResponseHeaders:
-        """Return headers; the values of one that came several times are joined by commas."""
-        headers: dict[str, str] = {}
-        for name, value in pairs:
-            key = name.lower()
-            headers[key] = f"{headers[key]}, {value}" if key in headers else value
-        return cls(headers)
-
-    def __getitem__(self, name: str) -> str:
-        return super().__getitem__(name.lower())
-
-    def __contains__(self, name: object) -> bool:
-        return super().__contains__(name.lower() if isinstance(name, str) else name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return a header, or the default where there is none."""
-        return super().get(name.lower(), default)
+def join_headers(pairs: Iterable[tuple[str, str]]) -> CIMultiDict[str]:
+    """Return the headers of a response by names in any case; the values of one that came several times are joined."""
+    headers: CIMultiDict[str] = CIMultiDict()
+    for name, value in pairs:
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers
 
 
-PROXY_LOGIN_WANTED = Response(407, ResponseHeaders(), b"", 0.0, whole=True)
+PROXY_LOGIN_WANTED = Response(407, join_headers(()), b"", 0.0, whole=True)
 """The answer of a proxy that wants a login before it opens a tunnel: without TLS it answers the call itself so."""
 
 

@@ -4,5 +4,5 @@ Driver: lease_server.py admits sinks and brings tasks together with coordinator.
 tokens, by the sliding windows of the stated limits (sliding_window.py), and by backpressure.py: the adaptive rate that
 follows refusals, the concurrency limit, the circuit breaker and the retry budget.
 Tasks: lease_client.py holds the tokens of a task, waits for one before each attempt, and reports how the attempt ended.
-messages.py is what they exchange, by the channel between them; timers.py lets a task wait for parts of a millisecond.
+messages.py is what they exchange, by the channel between them.
 """

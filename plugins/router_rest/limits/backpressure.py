@@ -16,27 +16,30 @@ from router_rest.limits.sliding_window import USED_LIMIT_SHARE
 
 
 class Meter:
-    """A count of events of the last second, which is divided into `buckets`."""
+    """A count of late events, by the part of a second: those of this part and of as many `kept` before it."""
 
-    def __init__(self, buckets: int = 10) -> None:
-        self._per_second = buckets
-        self._buckets: deque[tuple[int, int]] = deque()
+    def __init__(self, per_second: int = 10, kept: int = 10) -> None:
+        self._per_second = per_second
+        self._kept = kept
+        self._parts: deque[tuple[int, int]] = deque()
 
     def add(self, now: float, many: int) -> None:
         """Count `many` events now."""
-        if many:
-            self._buckets.append((floor(now * self._per_second), many))
+        part = floor(now * self._per_second)
+        if self._parts and self._parts[-1][0] == part:
+            many += self._parts.pop()[1]
+        self._parts.append((part, many))
 
     def count(self, now: float) -> int:
-        """Return the events of the last second."""
-        oldest = floor(now * self._per_second) - self._per_second
-        while self._buckets and self._buckets[0][0] < oldest:
-            self._buckets.popleft()
-        return sum(many for _, many in self._buckets)
+        """Return the events that are late enough."""
+        oldest = floor(now * self._per_second) - self._kept
+        while self._parts and self._parts[0][0] < oldest:
+            self._parts.popleft()
+        return sum(many for _, many in self._parts)
 
     def clear(self) -> None:
         """Forget all events."""
-        self._buckets.clear()
+        self._parts.clear()
 
 
 TOLERATED_REFUSED_SHARE = 0.05
@@ -394,15 +397,15 @@ class ConcurrencyLimit:
         self.part = 1.0
         """The part of the total that is left after timeouts."""
         self._late = self._moved = -inf
-        self._shares: dict[str, TaskShare] = {}
+        self.shares: dict[str, TaskShare] = {}
 
     def add_task(self, who: str) -> None:
         """Begin to count a task."""
-        self._shares[who] = TaskShare()
+        self.shares[who] = TaskShare()
 
     def remove_task(self, who: str) -> None:
         """Stop counting a task: others may have its share."""
-        self._shares.pop(who, None)
+        self.shares.pop(who, None)
 
     def note_demand(
         self, now: float, who: str, *, number: int, in_flight: int, demand: int, held_seconds: float = 1.0
@@ -411,7 +414,7 @@ class ConcurrencyLimit:
 
         Its highest demand counts for `held_seconds`.
         """
-        share = self._shares[who]
+        share = self.shares[who]
         share.in_flight = in_flight
         share.demand = demand
         while share.unread and share.unread[0][0] < number:
@@ -442,11 +445,11 @@ class ConcurrencyLimit:
         caps = {}
         # Lower caps first: others get what a task has given up only once it has read its message, so the sum holds.
         for who, cap in wanted.items():
-            if cap < self._shares[who].cap:
+            if cap < self.shares[who].cap:
                 caps[who] = self._set_cap(who, cap)
-        free = total - sum(share.in_flight_bound for share in self._shares.values())
-        for who in sorted(wanted, key=lambda who: self._shares[who].cap):
-            share = self._shares[who]
+        free = total - sum(share.in_flight_bound for share in self.shares.values())
+        for who in sorted(wanted, key=lambda who: self.shares[who].cap):
+            share = self.shares[who]
             more = min(wanted[who] - share.cap, free + share.in_flight_bound - share.cap)
             if more > 0:
                 free -= max(0, share.cap + more - share.in_flight_bound)
@@ -454,7 +457,7 @@ class ConcurrencyLimit:
         return caps
 
     def _set_cap(self, who: str, cap: int) -> tuple[int, int]:
-        share = self._shares[who]
+        share = self.shares[who]
         share.unread.append((share.number, share.cap))
         share.number += 1
         share.cap = cap
@@ -464,9 +467,9 @@ class ConcurrencyLimit:
         """Return fair shares: a task that wants less than an even part gets that, the others share the rest evenly."""
         rest = total
         wanted = {}
-        ordered = sorted(self._shares, key=lambda who: self._shares[who].peak)
+        ordered = sorted(self.shares, key=lambda who: self.shares[who].peak)
         for place, who in enumerate(ordered):
-            wanted[who] = min(self._shares[who].peak, -(-rest // (len(ordered) - place)))
+            wanted[who] = min(self.shares[who].peak, -(-rest // (len(ordered) - place)))
             rest -= wanted[who]
         if ordered and rest > 0:  # beyond all demand: shared evenly, so that a little more demand needs no message
             for place, who in enumerate(ordered):
@@ -542,28 +545,16 @@ class RetryBudget:
         self._length = seconds
         self._share = share
         self._floor = floor_
-        self._seconds: deque[tuple[int, float, int]] = deque()
-        """The second, its calls, and the retries that were allowed in it."""
+        self._calls = Meter(per_second=1, kept=seconds - 1)
+        self._taken = Meter(per_second=1, kept=seconds - 1)
 
     def count_calls(self, now: float, calls: int) -> None:
         """Count calls that were no retries."""
-        self._add_counts(now, calls, 0)
+        self._calls.add(now, calls)
 
     def allocate_retries(self, now: float, most: int, among: int = 1) -> int:
         """Return how many retries one of `among` tasks may make, `most` at most, and count them as taken."""
-        self._add_counts(now, 0, 0)
-        calls = sum(calls for _, calls, _ in self._seconds)
-        taken = sum(taken for _, _, taken in self._seconds)
-        rest = floor(self._floor * self._length + self._share * calls - taken)
-        retries = max(0, min(most, ceil(rest / among)))
-        self._add_counts(now, 0, retries)
+        allowed = self._floor * self._length + self._share * self._calls.count(now)
+        retries = max(0, min(most, ceil(floor(allowed - self._taken.count(now)) / among)))
+        self._taken.add(now, retries)
         return retries
-
-    def _add_counts(self, now: float, calls: int, taken: int) -> None:
-        second = floor(now)
-        while self._seconds and self._seconds[0][0] <= second - self._length:
-            self._seconds.popleft()
-        if not self._seconds or self._seconds[-1][0] != second:
-            self._seconds.append((second, 0, 0))
-        _, calls_before, taken_before = self._seconds[-1]
-        self._seconds[-1] = second, calls_before + calls, taken_before + taken

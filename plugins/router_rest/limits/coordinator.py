@@ -85,7 +85,6 @@ class Coordinator:
         self._settled = -inf
         self._unsettled = False
         self._grants: dict[str, Grant] = {}
-        self._caps: dict[str, tuple[int, int]] = {}
 
     @property
     def answers(self) -> dict[str, int]:
@@ -112,7 +111,6 @@ class Coordinator:
         if self._tasks.pop(who, None) is not None:
             self._turns.remove(who)
             self._concurrency.remove_task(who)
-            self._caps.pop(who, None)
             self._settled = -inf
             self._unsettled = True
         if not self._tasks:
@@ -160,10 +158,10 @@ class Coordinator:
                 self._allocate_probe(now)
             else:
                 self._allocate_round(now)
-        for who in self._grants:
-            number, cap = self._caps.get(who, (0, 0))
-            self._change_grant(who, number=number, cap=cap)
-        grants = {who: grant for who, grant in self._grants.items() if who in self._tasks}
+        grants = {}
+        for who in self._grants.keys() & self._tasks.keys():
+            share = self._concurrency.shares[who]
+            grants[who] = replace(self._grants[who], number=share.number, cap=share.cap)
         self._grants = {}
         return grants
 
@@ -259,8 +257,7 @@ class Coordinator:
         if (self._unsettled or self._circuit.pace_factor(now) < 1) and now >= self._settled + MIN_MESSAGE_GAP_SECONDS:
             self._settled = now
             self._unsettled = False
-            for who, cap in self._concurrency.allocate_caps(self._circuit.pace_factor(now)).items():
-                self._caps[who] = cap
+            for who in self._concurrency.allocate_caps(self._circuit.pace_factor(now)):
                 self._change_grant(who)
 
     def _shut_until(self, now: float) -> float:

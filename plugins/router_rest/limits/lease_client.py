@@ -249,10 +249,6 @@ class LeaseClient:
         if "grant" in message:
             self._accept_grant(Grant.from_message(message["grant"]))
 
-    def on_gone(self, why: Gone) -> None:
-        """End the lease: the driver is gone."""
-        self._end_lease(why)
-
     def _accept_grant(self, grant: Grant) -> None:
         tokens = self._tokens
         cap = self._tokens.cap
@@ -262,7 +258,7 @@ class LeaseClient:
         if grant.state in {"leave", "stop"}:
             if grant.state == "stop":
                 self.stopped.set()
-            self._end_lease(Leave(grant.retry_after, stopped=grant.state == "stop"))
+            self.on_end(Leave(grant.retry_after, stopped=grant.state == "stop"))
             return
         # The fastest message says best how far the clocks are apart: with it no token is used too early.
         tokens.add_runs(grant.runs, min(self._ahead))
@@ -270,7 +266,7 @@ class LeaseClient:
         if tokens.low or (self._waiting and tokens.cap > cap):
             self._send_report_soon()
 
-    def _end_lease(self, why: TaskEnded) -> None:
+    def on_end(self, why: TaskEnded) -> None:
         """End the lease, and every wait for a token with it."""
         # A driver that is gone counts more than an order to leave: there will be no retries or credentials either.
         if self._ended is None or isinstance(why, Gone):

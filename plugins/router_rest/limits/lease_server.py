@@ -13,12 +13,12 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from router import ApiState
-from router_rest.channel.server import AdmittedSink, TaskListener, TaskServer
+from router_rest.channel.server import AdmittedSink, TaskServer
 from router_rest.limits.coordinator import Coordinator
 from router_rest.limits.messages import TaskReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from router_rest.channel.protocol import ServerAddress
     from router_rest.channel.server import TaskSession
@@ -44,13 +44,13 @@ class LeaseServer(TaskServer):
         limit: str,
         pace: Pace,
         *,
-        logins: Sequence[TaskListener] = (),
+        credentials: Callable[[str], Mapping[str, Any]] = lambda refused: {},
         stop: Callable[[], bool] | None = None,
     ) -> ServerAddress:
         """Admit the tasks of a sink, and return the address for them. Names of sinks are unique in a driver.
 
         Args:
-            logins: Answer tasks that ask for credentials.
+            credentials: Returns what tasks get that ask for credentials: see `AdmittedSink`.
             stop: Returns whether the sink's tasks are to end; called ten times a second, on the server's thread.
 
         Raises:
@@ -71,7 +71,7 @@ class LeaseServer(TaskServer):
                 self.call_on_loop(lambda: sessions.take_over(former))
             windows = sessions.coordinator.windows
             welcome = {"sized": windows.limits_rows, "keyed": windows.keyed}
-            self.sinks[sink] = AdmittedSink(limit, [sessions, *logins], welcome, stop)
+            self.sinks[sink] = AdmittedSink(limit, sessions, welcome, stop, credentials)
         return self.address_for(limit)
 
     def dismiss_sink(self, sink: str) -> None:
@@ -167,7 +167,7 @@ class EarlierCall(NamedTuple):
     rows: int
 
 
-class LimitSessions(TaskListener):
+class LimitSessions:
     """The coordinator of a limit, and the connections of its tasks."""
 
     def __init__(self, coordinator: Coordinator) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import floor, inf
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -119,15 +119,14 @@ class SlidingWindow:
             self._opened = leaves
         insort(self._lumps, (leaves, cost))
 
-    @property
-    def empty_at(self) -> float:
-        """Return the time from which nothing counts any more."""
-        return self._lumps[-1][0] if self._lumps else -inf
-
-    def count_until(self, leaves: float, cost: int) -> None:
-        """Count what leaves every window at a moment."""
-        self._sum += cost
-        insort(self._lumps, (leaves, cost))
+    def merge_counts(self, now: float, other: SlidingWindow) -> None:
+        """Count as much as the one of both windows that counts more, and for as long as the one that does so longer."""
+        for window in (self, other):
+            window.drop_expired(now)
+        self._sum = max(self._sum, other._sum)
+        if self._sum:
+            last_lump = max(self._lumps[-1:] + other._lumps[-1:])
+            self._lumps = [(last_lump[0], self._sum)]
 
     def copy_counts(self, other: SlidingWindow) -> None:
         """Take over what another window counts."""
@@ -248,24 +247,16 @@ class SlidingWindows:
             for quota in quotas if cost else ():
                 quota.window.add_tokens(at, cost)
 
-    def export_counts(self, now: float) -> tuple[float, list[tuple[float, int]]]:
-        """Return when the pace allows the next token, and of each window when it will be empty, and its sum."""
-        for quota in self._quotas:
-            quota.window.drop_expired(now)
-        free = max((quota.free for quota in self._quotas), default=-inf)
-        return free, [(quota.window.empty_at, quota.window.count_used(now)) for quota in self._quotas]
-
     def used_share(self, now: float) -> float | None:
         """Return the used share, 0 to 1, of the limit that is used the most; None without a limit."""
         shares = [quota.window.count_used(now) / quota.window.most for quota in self._quotas]
         return min(1.0, max(shares)) if shares else None
 
-    def import_counts(self, now: float, free: float, counted: Iterable[tuple[float, int]]) -> None:
-        """Begin with what other windows counted, in new ones."""
-        for quota, (until, used) in zip(self._quotas, counted, strict=True):
-            quota.free = free
-            if used and until > now:
-                quota.window.count_until(until, used)
+    def merge_counts(self, now: float, other: SlidingWindows) -> None:
+        """Count the most that these windows count, or others of the same limits."""
+        for quota, other_quota in zip(self._quotas, other._quotas, strict=True):
+            quota.free = max(quota.free, other_quota.free)
+            quota.window.merge_counts(now, other_quota.window)
 
     def take_over(self, before: KeyedWindows | SlidingWindows) -> None:
         """Take over the counts of windows of the same length, so that a restated limit does not begin at zero."""
@@ -309,15 +300,6 @@ class SlidingWindows:
                 quota.window.add_tokens(run.first + (done + many - 1) * run.step + run.lives, cost * many)
 
 
-@dataclass
-class ForgottenKeys:
-    """The most that any key of a group has used: one that comes back begins with as much."""
-
-    free: float = -inf
-    until: list[float] = field(default_factory=list)
-    used: list[int] = field(default_factory=list)
-
-
 class KeyedWindows:
     """Windows for each key, of which those used last are kept.
 
@@ -335,7 +317,8 @@ class KeyedWindows:
         self._share = share
         self._most = most
         self._kept: OrderedDict[str, SlidingWindows] = OrderedDict()
-        self._forgotten: dict[int, ForgottenKeys] = {}
+        self._forgotten: dict[int, SlidingWindows] = {}
+        """The most that any key of a group has used: one that comes back begins with as much."""
         self.is_paced = any(limit.seconds <= MAX_SHORT_LIMIT_SECONDS for limit in self._limits)
         self.limits_rows = any(limit.rows is not None for limit in self._limits)
 
@@ -371,23 +354,14 @@ class KeyedWindows:
         windows = SlidingWindows(self._limits, self._share)
         group = self._forgotten.get(_group_of(key))
         if group is not None:
-            windows.import_counts(now, group.free, zip(group.until, group.used, strict=True))
+            windows.merge_counts(now, group)
         return windows
 
     def _forget_key(self, now: float, key: str, windows: SlidingWindows) -> None:
-        free, counted = windows.export_counts(now)
-        if free <= now and not any(used for _, used in counted):
+        if windows.next_start(now, 1) <= now and not windows.used_share(now):
             return
-        group = self._forgotten.setdefault(_group_of(key), ForgottenKeys())
-        if not group.until:
-            group.until = [-inf] * len(counted)
-            group.used = [0] * len(counted)
-        group.free = max(free, group.free)
-        for number, (until, used) in enumerate(counted):
-            if group.until[number] <= now:  # what the group has counted is in no window any more
-                group.used[number] = 0
-            group.until[number] = max(group.until[number], until)
-            group.used[number] = max(group.used[number], used)
+        group = self._forgotten.setdefault(_group_of(key), SlidingWindows(self._limits, self._share))
+        group.merge_counts(now, windows)
 
 
 def _group_of(key: str, groups: int = 1 << 14) -> int:
