@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +30,9 @@ from router_rest.delivery.job import (
     allowed_refusals,
     count_receipts,
     join_by_place,
-    load_or_make_plan,
     outcome_of,
 )
+from router_rest.delivery.partitioner import Extent, PartitionPlan, make_plan
 from router_rest.delivery.receipts import PLACE_COLUMNS, RECEIPT_SCHEMA, Owner, Responses, remove_call_logs
 from router_rest.delivery.send_plan import SendPlan, cut_of, tasks_of
 from router_rest.delivery.worker import TaskJob
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
     from router import Batch, GivenAnswer, Outcome, Parts
     from router_rest.channel.protocol import ServerAddress
     from router_rest.delivery.batcher import Call
-    from router_rest.delivery.partitioner import PartitionPlan
     from router_rest.limits.lease_server import LeaseServer
     from router_rest.options import RestOptions
     from router_rest.templates import Body
@@ -114,9 +112,10 @@ def open_batch_job(
     # After the block no task is admitted, also if an error ends it: Spark may still start one for a batch that nobody
     # awaits.
     with admit_tasks(sink, leases, batch) as address:
+        number = batch.id if batch.resending is None else None
         job = TaskJob(
             plan=SendPlan.from_options(sink, sink.folder, plan.cut, plan.tasks),
-            owner=replace(owner_of(batch), limit=sink.limit),
+            owner=Owner(batch.query, batch.route, batch.sink, number, batch.resending, sink.limit),
             parts=batch.parts(sink.receipts),
             encoding=sink.encoding_of(events),
             address=address,
@@ -127,22 +126,26 @@ def open_batch_job(
 
 
 def plan_tasks(sink: RestOptions, events: DataFrame, batch: Batch, *, whole: bool = False) -> PartitionPlan:
-    """Assign rows to tasks; `whole`: each gets whole source partitions."""
-    return load_or_make_plan(
-        events,
-        batch.parts(sink.receipts),
-        cut_of(sink),
-        owner_of(batch),
-        tasks_of(sink, events.sparkSession),
-        said=sink.tasks is not None,
-        whole=whole,
+    """Return the plan of a batch: the one it was begun with, else a new one, which is written down.
+
+    `whole`: each task gets whole source partitions. A new plan takes one Spark job, which counts the rows.
+    """
+    parts = batch.parts(sink.receipts)
+    for notes, _ in parts.read([]):
+        if "plan" in notes:
+            return PartitionPlan.from_note(notes["plan"])
+    # One task is enough: it only counts.
+    extents = (
+        events.select("_topic", "_partition", "_offset")
+        .coalesce(1)
+        .groupBy("_topic", "_partition")
+        .agg(F.min("_offset"), F.max("_offset"), F.count(F.lit(1)))
     )
-
-
-def owner_of(batch: Batch) -> Owner:
-    """Return the batch or replay that receipts belong to."""
-    number = batch.id if batch.resending is None else None
-    return Owner(batch.query, batch.route, batch.sink, number, batch.resending)
+    tasks = tasks_of(sink, events.sparkSession)
+    rows_of_places = [Extent(*row) for row in extents.collect()]
+    new_plan = make_plan(rows_of_places, cut_of(sink), tasks, said=sink.tasks is not None, whole=whole)
+    parts.write(RECEIPT_SCHEMA.empty_table(), {"plan": new_plan.to_note()})
+    return new_plan
 
 
 def responses_of(sink: RestOptions, batch: Batch) -> Responses | None:

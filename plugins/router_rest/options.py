@@ -32,7 +32,7 @@ from router_rest.answers.bulk_results import BulkResults
 from router_rest.answers.rules import AnswerRule, Then
 from router_rest.delivery.batcher import HOST_AS_LIMIT_KEY, LIMIT_KEY_COLUMN
 from router_rest.logins.auth import Auth
-from router_rest.presets import expand_preset
+from router_rest.presets import PRESETS, expand_preset
 from router_rest.templates import (
     MEDIA_TYPES,
     Body,
@@ -536,7 +536,7 @@ class RestOptions(ApplyingSink):
     @model_validator(mode="before")
     @classmethod
     def _expand_preset(cls, value: Any) -> Any:
-        return expand_preset(value) if isinstance(value, dict) else value
+        return expand_preset(value, PRESETS)
 
     @field_validator("url")
     @classmethod

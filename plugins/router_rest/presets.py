@@ -6,7 +6,10 @@ written there are asked before those of the preset. The pages were read on 2026-
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 PRESETS: dict[str, dict[str, Any]] = {
     # https://docs.slack.dev/apis/web-api/rate-limits: one message per second and channel, 429 with Retry-After
@@ -135,13 +138,13 @@ SIGNATURES: dict[str, dict[str, Any]] = {
 """Options of `auth: {hmac: ...}` as receivers of webhooks expect them."""
 
 
-def expand_preset(written: dict[str, Any]) -> dict[str, Any]:
+def expand_preset(written: Any, presets: Mapping[str, Mapping[str, Any]]) -> Any:
     """Return the options that are written, with those of their preset where they say nothing."""
-    name = written.get("preset")
-    if not isinstance(name, str) or name not in PRESETS:
+    name = written.get("preset") if isinstance(written, dict) else None
+    if not isinstance(name, str) or name not in presets:
         return written
     options = dict(written)
-    for key, preset_value in PRESETS[name].items():
+    for key, preset_value in presets[name].items():
         value = written.get(key, preset_value)
         # Rules come one after the other, options of options singly; all else is as it is written.
         if key == "answers" and key in written and isinstance(value, (list, tuple)):

@@ -8,15 +8,17 @@ and so the rule does not hold. AND and OR evaluate no more than they need.
 
 from __future__ import annotations
 
-import math
 import operator
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+
+Number = TypeVar("Number", int, float)
+Kind = TypeVar("Kind")
 
 
 class NoValue(Exception):  # noqa: N818 - an answer, no error
@@ -82,13 +84,13 @@ class Operation:
             case "Is":
                 return _compare("EQ", operands[0], self.constant)
             case "Not":
-                return not _as_truth(operands[0])
+                return not _require(bool, operands[0])
             case "ArraySize":
-                return len(_as_list(operands[0]))
+                return len(_require(list, operands[0]))
         if operands[1] is None:
             return None
         if self.name == "ArrayContains":
-            return _contains_item(_as_list(operands[0]), operands[1])
+            return _contains_item(_require(list, operands[0]), operands[1])
         return _compare(self.name, *operands)
 
     def _decide(self, values: Mapping[str, Any], *, decisive: bool) -> bool | None:
@@ -96,7 +98,7 @@ class Operation:
         found_null = False
         for operand in self.operands:
             value = operand.evaluate(values)
-            if value is not None and _as_truth(value) is decisive:
+            if value is not None and _require(bool, value) is decisive:
                 return decisive
             found_null = found_null or value is None
         return None if found_null else not decisive
@@ -164,13 +166,8 @@ def _common_type(values: Sequence[Any]) -> Callable[[Any], Any]:
 
 _SPARK_SPACES = "".join(map(chr, range(33)))
 """What Spark cuts off a text before it reads it as another type."""
-_WHOLE_PATTERN = re.compile(r"[+-]?[0-9]{1,400}")
-_DOUBLE_PATTERN = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_NAMED_DOUBLES = {
-    **dict.fromkeys(("inf", "+inf", "infinity", "+infinity"), math.inf),
-    **dict.fromkeys(("-inf", "-infinity"), -math.inf),
-    "nan": math.nan,
-}
+_SIGNED_NANS = frozenset({"+nan", "-nan"})
+"""Numbers to Python, and none to Spark."""
 _BOOLEAN_WORDS = {
     **dict.fromkeys(("t", "true", "y", "yes", "1"), True),
     **dict.fromkeys(("f", "false", "n", "no", "0"), False),
@@ -181,24 +178,23 @@ def _is_bigint(number: int) -> bool:
     return -(2**63) <= number < 2**63
 
 
-def _as_bigint(value: int | str) -> int:
-    if isinstance(value, int):
-        return value
-    text = value.strip(_SPARK_SPACES)
-    if _WHOLE_PATTERN.fullmatch(text) is None or not _is_bigint(int(text)):
+def _read_number(text: str, kind: type[Number]) -> Number:
+    """Return the number that a text is. Raises NoValue or ValueError for none."""
+    written = text.strip(_SPARK_SPACES)
+    if not written.isascii() or "_" in written or written.lower() in _SIGNED_NANS:
         raise NoValue
-    return int(text)
+    return kind(written)
+
+
+def _as_bigint(value: int | str) -> int:
+    number = _read_number(value, int) if isinstance(value, str) else value
+    if not _is_bigint(number):
+        raise NoValue
+    return number
 
 
 def _as_double(value: float | str) -> float:
-    if not isinstance(value, str):
-        return float(value)
-    text = value.strip(_SPARK_SPACES)
-    if _DOUBLE_PATTERN.fullmatch(text):
-        return float(text)
-    if text.lower() not in _NAMED_DOUBLES:
-        raise NoValue
-    return _NAMED_DOUBLES[text.lower()]
+    return _read_number(value, float) if isinstance(value, str) else float(value)
 
 
 def _as_boolean(value: bool | str) -> bool:
@@ -210,13 +206,7 @@ def _as_boolean(value: bool | str) -> bool:
     return _BOOLEAN_WORDS[word]
 
 
-def _as_truth(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise NoValue
-    return value
-
-
-def _as_list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
+def _require(kind: type[Kind], value: Any) -> Kind:
+    if not isinstance(value, kind):
         raise NoValue
     return value

@@ -330,8 +330,7 @@ class CallQueue:
 
     def _leave_queue(self, calls: int) -> None:
         self.held -= calls
-        if self.held < self.most:
-            self._room.set()
+        self._room.set()
 
 
 TASK_COLUMNS = ("_topic", "_partition", "_offset", "_order", "_to", "_row")

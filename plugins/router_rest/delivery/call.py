@@ -13,7 +13,7 @@ import random
 import time
 import uuid
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from router_rest.http_client.response import InDoubt, Unsent
 from router_rest.limits.lease_client import HeldToken
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from router_rest.answers.classifier import Policy
     from router_rest.delivery.batcher import Call
@@ -173,18 +173,11 @@ class Delivery:
         waiting = [call]
         while waiting:
             part = waiting.pop()
-            smaller = []
-            try:
-                async for ended in self._send_until_settled(part):
-                    if isinstance(ended, Settled):
-                        yield ended
-                    else:
-                        smaller.append(ended)
-                waiting += reversed(smaller)
-            except _Undelivered as error:
-                yield error.call
-                if part.order is None and not self.ending.is_set():
-                    continue
+            is_left = False
+            async for ended in self._send_until_settled(part, waiting):
+                yield ended
+                is_left = is_left or not isinstance(ended, Settled)
+            if is_left and (part.order is not None or self.ending.is_set()):
                 for behind in waiting:
                     behind.attempts = 0  # it was tried as a part of a larger call only, and waits for this one
                     yield behind
@@ -199,10 +192,10 @@ class Delivery:
         """Send nothing more; calls in flight continue."""
         self.ending.set()
 
-    async def _send_until_settled(self, call: Call) -> AsyncIterator[Settled | Call]:
-        """Send a call and yield its rows: those that are settled, and smaller calls that are to be sent.
+    async def _send_until_settled(self, call: Call, waiting: list[Call]) -> AsyncIterator[Settled | Call]:
+        """Send a call and yield its rows: those that are settled, and at last a call of those that are left.
 
-        Raises _Undelivered for rows that are left.
+        Smaller calls that are to be sent are added to `waiting`, the first one last.
         """
         body = self.builder.form.body.join_rows(call.rows)
         key = call.call_id(body, self.owner)
@@ -211,17 +204,17 @@ class Delivery:
         except TaskEnded as error:
             self.why = self.why or str(error)
             self.stop_sending()
-            raise _Undelivered(call) from None
+            yield call
+            return
         # Which row an API refuses, or fails on, is unknown: halves find it and let all others go, and only a row that
         # stands alone is dead. An outage opens the circuit, which ends this.
         refused = attempt.action in {Action.REFUSED, Action.SPLIT}
         failed = attempt.action is Action.AGAIN and call.answered and not attempt.throttled and attempt.status
         if attempt.action is Action.DONE:
-            async for ended in self._settle_taken(call, attempt, key):
+            async for ended in self._settle_taken(call, attempt, key, waiting):
                 yield ended
         elif (refused or failed) and len(call) > 1:
-            for half in call.split_halves():
-                yield half
+            waiting += reversed(call.split_halves())
         elif attempt.action is Action.PARK:
             yield self._park_call(call, attempt, key, attempt.why)
             self._count_unread(attempt.why)
@@ -230,7 +223,7 @@ class Delivery:
         else:
             if attempt.action is Action.WRONG:
                 self._count_wrong(call, attempt)
-            raise _Undelivered(call)
+            yield call
 
     async def _attempt_until_classified(self, call: Call, body: bytes, key: str) -> Attempt:
         """Make attempts until one is not to be repeated, or as often and as long as the policy says.
@@ -329,8 +322,10 @@ class Delivery:
         call.attempts += 1
         return attempt
 
-    async def _settle_taken(self, call: Call, attempt: Attempt, key: str) -> AsyncIterator[Settled | Call]:
-        """Yield the rows of a call that was taken, each as the answer says, and calls to send again."""
+    async def _settle_taken(
+        self, call: Call, attempt: Attempt, key: str, waiting: list[Call]
+    ) -> AsyncIterator[Settled | Call]:
+        """Yield the rows of a call that was taken, each as the answer says; add calls to send again to `waiting`."""
         if attempt.results is None:
             self._note_taken()
             yield self._settle_call(call, "delivered", attempt, key)
@@ -338,8 +333,13 @@ class Delivery:
         by_action: dict[Action, list[int]] = {}
         for at, row in enumerate(attempt.results):
             by_action.setdefault(row.action, []).append(at)
-        for settled in self._park_unknown(call, by_action.pop(Action.PARK, []), attempt, key):
-            yield settled
+        unknown = by_action.pop(Action.PARK, [])
+        for at in unknown:
+            yield self._park_call(call.select_rows([at]), attempt, key, attempt.results[at].why)
+        if len(unknown) < len(call):
+            self.read += 1
+        else:
+            self._count_unread(attempt.results[0].why)
         if done := by_action.pop(Action.DONE, []):
             yield self._settle_call(call.select_rows(done), "delivered", attempt, key)
         again = by_action.pop(Action.AGAIN, [])
@@ -349,33 +349,29 @@ class Delivery:
             by_action.setdefault(Action.DEAD, []).append(split.pop())
         for action, chosen in by_action.items():
             for at in chosen:
-                yield self._settle_row(call, at, attempt, key, _STATUS_OF_ACTION[action])
+                row = attempt.results[at]
+                of_row = replace(attempt, status=row.status or attempt.status, body=row.text)
+                yield self._settle_call(call.select_rows([at]), _STATUS_OF_ACTION[action], of_row, key, row.why)
         if len(wrong) < len(call):
             self._note_taken()
         rest = call.select_rows(sorted([*again, *split, *wrong]))
         if wrong:
             attempt.why = attempt.results[wrong[0]].why
             self._count_wrong(rest, attempt)
-            raise _Undelivered(rest)
-        if again and not await self._wait_for_attempt(len(again), call.attempts, attempt.pause or 0.0):
-            raise _Undelivered(rest)
-        if split:
-            for half in call.select_rows(split).split_halves():
-                yield half
+            yield rest
+            return
         if again:
-            yield call.select_rows(again)
+            if not await self._wait_for_attempt(len(again), call.attempts, attempt.pause or 0.0):
+                yield rest
+                return
+            waiting.append(call.select_rows(again))
+        if split:
+            waiting += reversed(call.select_rows(split).split_halves())
 
     def _note_taken(self) -> None:
         """Note that the API takes calls: one that needs another setting is an odd one then."""
         self._taken = True
         self._wrong_in_row = 0
-
-    def _settle_row(self, call: Call, at: int, attempt: Attempt, key: str, status: Status) -> Settled:
-        """Return a row of a bulk call that was not taken, settled."""
-        assert attempt.results is not None
-        result = attempt.results[at]
-        of_row = Attempt(Action.DEAD, "", result.status or attempt.status, attempt.seconds, result.text)
-        return self._settle_call(call.select_rows([at]), status, of_row, key, result.why)
 
     def _count_wrong(self, call: Call, attempt: Attempt) -> None:
         """Note a call that needs another setting; send nothing more where all do, or many in a row.
@@ -390,19 +386,6 @@ class Delivery:
         if self._wrong_often or not self._taken:
             self._wrong_first = self._wrong_first or attempt.why
             self.stop_sending()
-
-    def _park_unknown(self, call: Call, unknown: Sequence[int], attempt: Attempt, key: str) -> Iterator[Settled]:
-        """Yield the rows at some places, of which the answer says nothing, parked."""
-        assert attempt.results is not None
-        by_reason: dict[str, list[int]] = {}
-        for at in unknown:
-            by_reason.setdefault(attempt.results[at].why, []).append(at)
-        for why, chosen in by_reason.items():
-            yield self._park_call(call.select_rows(chosen), attempt, key, why)
-        if len(unknown) < len(call):
-            self.read += 1
-        else:
-            self._count_unread(attempt.results[0].why)
 
     def _park_call(self, call: Call, attempt: Attempt, key: str, why: str) -> Settled:
         call.doubtful = frozenset(call.offsets)
@@ -437,11 +420,3 @@ class Delivery:
 
 
 _STATUS_OF_ACTION: dict[Action, Status] = {Action.DEAD: "dead", Action.SET_ASIDE: "parked"}
-
-
-class _Undelivered(Exception):  # noqa: N818
-    """A call whose rows are left."""
-
-    def __init__(self, call: Call) -> None:
-        super().__init__()
-        self.call = call

@@ -10,7 +10,7 @@ import logging
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,13 +23,14 @@ from router import Outcome, StartError
 from router_encoders.outbox_rows import PLACE, bounded_batches
 from router_rest.delivery.batcher import TOLD_TO_WAIT, Call
 from router_rest.delivery.call import MAX_UNREAD_ANSWERS
-from router_rest.delivery.partitioner import Extent, PartitionPlan, make_plan
 from router_rest.delivery.receipts import (
     PLACE_COLUMNS,
     RECEIPT_SCHEMA,
     KnownReceipts,
     Settled,
     make_receipts,
+    merge_ranges,
+    offsets_within,
     remove_call_logs,
 )
 from router_rest.delivery.worker import REPORT_SCHEMA, TaskEnd, send_task
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from router import Batch, Parts
-    from router_rest.delivery.batcher import CallSize
-    from router_rest.delivery.receipts import Owner, Range, Status
+    from router_rest.delivery.partitioner import PartitionPlan
+    from router_rest.delivery.receipts import Range, Status
     from router_rest.delivery.worker import CallTried, TaskJob
     from router_rest.limits.lease_server import LeaseServer
 
@@ -92,19 +93,11 @@ class OutageClock:
     def overdue_ranges(self, seconds: float) -> list[Range]:
         """Return the rows of calls that have been tried in vain for more than so many seconds."""
         now = self.clock()
-        ranges: list[Range] = []
-        for since, rows, _ in self._tried.values():
-            if now - since > seconds:
-                ranges += rows
-        return ranges
+        return [*chain.from_iterable(rows for since, rows, _ in self._tried.values() if now - since > seconds)]
 
     def failed_ranges(self, rounds: int) -> list[Range]:
         """Return the rows of calls that have failed in so many rounds."""
-        ranges: list[Range] = []
-        for _, rows, failed in self._tried.values():
-            if failed >= rounds:
-                ranges += rows
-        return ranges
+        return [*chain.from_iterable(rows for _, rows, failed in self._tried.values() if failed >= rounds)]
 
 
 CALLS_PARKED_AT_ONCE = 1000
@@ -134,15 +127,13 @@ def park_task(
 
 def _select_rows(calls: Iterable[Call], only: Sequence[Range] | None) -> Iterator[Call]:
     """Yield calls with those of their rows that are in one of the ranges."""
+    ranges = merge_ranges(only or ())
     for call in calls:
         if only is None:
             yield call
             continue
-        positions: set[int] = set()
-        for topic, partition, first, last in only:
-            if (topic, partition) == (call.topic, call.partition):
-                positions |= {at for at, offset in enumerate(call.offsets) if first <= offset <= last}
-        yield call.select_rows(sorted(positions))
+        inside = offsets_within(ranges.get((call.topic, call.partition), ()), call.offsets)
+        yield call.select_rows([at for at, offset in enumerate(call.offsets) if offset in inside])
 
 
 def _park_calls(
@@ -291,12 +282,15 @@ class BatchJob:
             self._stop_sending(self._unread)
         if result.texts.get("wrong") and not (result.is_alone and self._count_statuses()["delivered"]):
             raise StartError(f"{self.limit} does not take calls: {result.texts['wrong']}")
-        self._write_refused(result.refused)
+        if result.refused.num_rows:
+            # So many may be refused only because the configuration is wrong.
+            self._check_dead(result.refused.num_rows, result.refused["reason"][-1].as_py())
+            self.job.parts.write(result.refused)
         trusted = self.leases.may_set_aside(self.limit)
         self.outage.on_result(
             [call.rows for call in result.tried], moved=result.has_moved, alone=result.is_alone and trusted
         )
-        self._why = result.tried[-1].why if result.tried else ""
+        self._why = next((call.why for call in reversed(result.tried) if call.why), "")
         # Another round is another delivery, if the API takes rows and answers in a form that cannot be read.
         longer_pause = min(MAX_ROUND_PAUSE_SECONDS, max(FIRST_ROUND_PAUSE_SECONDS, 2 * self._pause))
         self._pause = longer_pause if result.is_alone else 0.0
@@ -394,7 +388,7 @@ class BatchJob:
             f"{self.limit} does not say what became of rows: {why}; nothing is sent until the configuration changes: "
             f"then the {parked} rows that were sent are parked, and `router replay` sends them"
         )
-        self.job.parts.write(make_receipts(self.job.owner, []), {"stopped": self.job.plan.configuration, "why": text})
+        self.job.parts.write(RECEIPT_SCHEMA.empty_table(), {"stopped": self.job.plan.configuration, "why": text})
         raise StartError(text)
 
     def _place_rows(self) -> DataFrame:
@@ -407,13 +401,6 @@ class BatchJob:
         else:
             dealt = self.events.repartition(self.plan.tasks, F.expr(key))
         return self.columns(dealt.sortWithinPartitions(*self.order))
-
-    def _write_refused(self, refused: pa.Table) -> None:
-        """Write the receipts of refused rows; raise StartError for so many that the configuration must be wrong."""
-        if not refused.num_rows:
-            return
-        self._check_dead(refused.num_rows, refused["reason"][-1].as_py())
-        self.job.parts.write(refused)
 
     def _check_dead(self, more: int, why: str) -> None:
         dead = more + self._count_statuses()["dead"]
@@ -431,28 +418,6 @@ class BatchJob:
 def allowed_refusals(rows: int, share: float) -> int:
     """Return how many rows of a batch may be refused."""
     return max(MIN_ALLOWED_DEAD_ROWS, int(rows * share))
-
-
-def load_or_make_plan(
-    events: DataFrame, parts: Parts, cut: CallSize, owner: Owner, tasks: int, *, said: bool, whole: bool = False
-) -> PartitionPlan:
-    """Return the plan of a batch: the one it was begun with, else a new one, which is written down.
-
-    `said`, `whole`: as for `make_plan`. A new plan takes one Spark job, which counts the rows.
-    """
-    for notes, _ in parts.read([]):
-        if "plan" in notes:
-            return PartitionPlan.from_note(notes["plan"])
-    # One task is enough: it only counts.
-    extents = (
-        events.select("_topic", "_partition", "_offset")
-        .coalesce(1)
-        .groupBy("_topic", "_partition")
-        .agg(F.min("_offset"), F.max("_offset"), F.count(F.lit(1)))
-    )
-    new_plan = make_plan((Extent(*row) for row in extents.collect()), cut, tasks, said=said, whole=whole)
-    parts.write(make_receipts(owner, []), {"plan": new_plan.to_note()})
-    return new_plan
 
 
 STATUS_RANKS = ("parked", "dead", "delivered")

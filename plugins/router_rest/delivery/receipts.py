@@ -191,10 +191,12 @@ class KnownReceipts:
         done: dict[Place, list[Any]] = {}
         reserved: dict[str, list[Range]] = {}
         ended: set[str] = set()
-        doubtful: dict[Place, list[tuple[int, int]]] = {}
+        doubtful: list[Range] = []
         waits: dict[tuple[str | None, int, int], float] = {}
         for notes, rows in parts.read(PLACE_COLUMNS):
-            _collect_offsets(rows, done)
+            for place in rows.group_by(["topic", "partition"]).aggregate([("offset", "list")]).to_pylist():
+                offsets = np.array(place["offset_list"], np.int64)
+                done.setdefault((place["topic"], place["partition"]), []).append(offsets)
             reserved.setdefault(notes.get("attempt", ""), []).extend(ranges_in(notes.get("reserved")))
             for *row, until in json.loads(notes.get("waits", "[]")):
                 # Much longer than the longest pause: the clock was set back. Those of two machines differ a little.
@@ -202,15 +204,15 @@ class KnownReceipts:
                     waits[tuple(row)] = until
             if "ended" in notes:
                 ended.add(notes["attempt"])
-                _group_ranges(ranges_in(notes.get("doubtful")), doubtful)
-        offsets_done = {place: np.unique(np.concatenate(offsets)) for place, offsets in done.items()}
+                doubtful += ranges_in(notes.get("doubtful"))
+        offsets_done = {place: np.unique(np.concatenate(parts_of)) for place, parts_of in done.items()}
         for attempt, ranges in reserved.items():
             if not ranges or attempt in ended:
                 continue
             # Of an attempt that was cut off its log says which calls went out; without it all may have.
             begun = CallLog.read_ranges(attempt)
-            _group_ranges(ranges if begun is None else _subtract_done(offsets_done, begun), doubtful)
-        return cls(offsets_done, {place: _merge_ranges(ranges) for place, ranges in doubtful.items()}, waits)
+            doubtful += ranges if begun is None else _subtract_done(offsets_done, begun)
+        return cls(offsets_done, merge_ranges(doubtful), waits)
 
     def find_open(self, place: Place, offsets: Any) -> Any:
         """Return, for each offset of a source partition, whether the row has no receipt."""
@@ -227,23 +229,33 @@ class KnownReceipts:
             if len(open_positions) < len(call):
                 call = call.select_rows(open_positions)
         if place in self.doubtful:
-            call.doubtful = self.in_doubt(place, call.offsets)
+            call.doubtful = offsets_within(self.doubtful[place], call.offsets)
         if self.waits:
             call.held = any((*place, offset) in self.waits for offset in call.offsets)
         return call
 
-    def in_doubt(self, place: Place, offsets: Iterable[int]) -> frozenset[int]:
-        """Return the offsets of rows that may have arrived although they have no receipt."""
-        ranges = self.doubtful.get(place)
-        if not ranges:
-            return frozenset()
-        doubtful = set()
-        for offset in offsets:
-            # The last range that begins at the offset or before it.
-            number = bisect_right(ranges, (offset, inf)) - 1
-            if number >= 0 and offset <= ranges[number][1]:
-                doubtful.add(offset)
-        return frozenset(doubtful)
+
+def offsets_within(ranges: Sequence[tuple[int, int]], offsets: Iterable[int]) -> frozenset[int]:
+    """Return the offsets that are in one of some ranges of one place, which are in order and apart."""
+    inside = set()
+    for offset in offsets:
+        # The last range that begins at the offset or before it.
+        number = bisect_right(ranges, (offset, inf)) - 1
+        if number >= 0 and offset <= ranges[number][1]:
+            inside.add(offset)
+    return frozenset(inside)
+
+
+def merge_ranges(ranges: Iterable[Range]) -> dict[Place, list[tuple[int, int]]]:
+    """Return ranges by place, in order; those that touch are one."""
+    merged: dict[Place, list[tuple[int, int]]] = {}
+    for topic, partition, first, last in sorted(ranges, key=lambda written: written[2:]):
+        of_place = merged.setdefault((topic, partition), [])
+        if of_place and first <= of_place[-1][1] + 1:
+            of_place[-1] = (of_place[-1][0], max(last, of_place[-1][1]))
+        else:
+            of_place.append((first, last))
+    return merged
 
 
 def note_of(ranges: Iterable[Range]) -> str:
@@ -267,37 +279,11 @@ def ranges_in(note: str | None) -> list[Range]:
     return [tuple(written) for written in json.loads(note or "[]")]
 
 
-def _group_ranges(ranges: Iterable[Range], into: dict[Place, list[tuple[int, int]]]) -> None:
-    for topic, partition, first, last in ranges:
-        into.setdefault((topic, partition), []).append((first, last))
-
-
-def _merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return ranges in order, those that touch as one."""
-    merged: list[tuple[int, int]] = []
-    for first, last in sorted(ranges):
-        if merged and first <= merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
-        else:
-            merged.append((first, last))
-    return merged
-
-
 def _subtract_done(done: Mapping[Place, Any], ranges: Iterable[Range]) -> Iterator[Range]:
     """Yield ranges without the rows that have a receipt."""
-    spread: dict[Place, list[tuple[int, int]]] = {}
-    _group_ranges(ranges, spread)
-    for place, ranges_of_place in spread.items():
+    for place, ranges_of_place in merge_ranges(ranges).items():
         offsets = np.concatenate([np.arange(first, last + 1) for first, last in ranges_of_place])
         yield from ranges_of(place, np.setdiff1d(offsets, done.get(place, offsets[:0])).tolist())
-
-
-def _collect_offsets(rows: pa.Table, done: dict[Place, list[Any]]) -> None:
-    """Add the offsets of a part to those of their source partitions."""
-    if not rows.num_rows:
-        return
-    for place in rows.group_by(["topic", "partition"]).aggregate([("offset", "list")]).to_pylist():
-        done.setdefault((place["topic"], place["partition"]), []).append(np.array(place["offset_list"], np.int64))
 
 
 class CallLog:

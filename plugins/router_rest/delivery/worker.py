@@ -43,7 +43,7 @@ from router_rest.limits.lease_client import LeaseClient
 from router_rest.logins.task_login import TaskLogin
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 
     from router import Encoding, Parts
     from router_rest.channel.protocol import ServerAddress
@@ -241,18 +241,14 @@ class TaskJob:
     responses: Responses | None = None
 
 
-Stretch = tuple["Place", Any, int]
-"""Rows of one source partition that follow each other: where from, their offsets, the position of the first."""
-
-
-def split_stretches(rows: pa.RecordBatch) -> Iterator[Stretch]:
-    """Yield the rows of a record batch by source partition."""
+def split_stretches(rows: pa.RecordBatch) -> Iterator[tuple[Place, Any]]:
+    """Yield the rows of a record batch that follow each other in one source partition: where from, their offsets."""
     topics, partitions = (rows.column(name).to_pylist() for name in ("_topic", "_partition"))
     offsets = rows.column("_offset").to_numpy(zero_copy_only=False)
     first = 0
     for place, alike in groupby(zip(topics, partitions, strict=True)):
         last = first + len(list(alike))
-        yield place, offsets[first:last], first
+        yield place, offsets[first:last]
         first = last
 
 
@@ -357,23 +353,26 @@ class TaskWorker:
     async def _feed_batches(self, batches: AsyncIterator[pa.RecordBatch]) -> None:
         """Read all rows; make calls of them until nothing more is sent."""
         async for rows in batches:
-            stretches = list(split_stretches(rows))
             self._seen += rows.num_rows
-            for place, offsets, _ in stretches:
+            for place, offsets in split_stretches(rows):
                 self.counts["known"] += int(np.count_nonzero(~self._known.find_open(place, offsets)))
             if not self._queue.over:
-                await self._cut_calls(rows, stretches)
+                await self._cut_calls(rows)
         for call in self._batcher.flush_calls():
             await self._queue_call(call)
         self._queue.end_queue()
 
-    async def _cut_calls(self, rows: pa.RecordBatch, stretches: Sequence[Stretch]) -> None:
+    async def _cut_calls(self, rows: pa.RecordBatch) -> None:
         """Queue the calls of the rows of a record batch."""
         reserved = 0
         # Also rows with a receipt: where calls are cut must not depend on receipts.
         for at, row in enumerate(self._reader.read_rows(rows)):
             if at >= reserved:
-                reserved = await self._reserve_rows(at, rows.num_rows, stretches)
+                ahead = rows.slice(at, max(self._reserved_rows, int(self._receipts.rate * 1.5)))
+                reserved = at + ahead.num_rows
+                # Not in order in a replay, where rows follow their former calls.
+                ranges = [(*of, int(offsets.min()), int(offsets.max())) for of, offsets in split_stretches(ahead)]
+                await self._receipts.reserve_ranges(ranges)
             if row.why is not None:
                 await self._queue_call(Call.of_unsendable(row.place, row.why))
                 continue
@@ -386,23 +385,10 @@ class TaskWorker:
         """Queue a call without its rows that have a receipt; a row that cannot be sent is dead."""
         call = self._known.open_rows(call)
         if len(call) and call.why:
+            call.doubtful = frozenset()  # it was never sent
             self._settle_rows(Settled(call, "dead", time.time(), reason=call.why))
         elif len(call):
             await self._queue.put(call)
-
-    async def _reserve_rows(self, at: int, rows: int, stretches: Iterable[Stretch]) -> int:
-        """Write down which rows may go out next; return where they end."""
-        reserved = min(rows, at + max(self._reserved_rows, int(self._receipts.rate * 1.5)))
-        ranges: list[Range] = []
-        for place, offsets, first in stretches:
-            low = max(at, first)
-            high = min(reserved, first + len(offsets))
-            if low < high:
-                # Not in order in a replay, where rows follow their former calls.
-                chosen = offsets[low - first : high - first]
-                ranges.append((*place, int(chosen.min()), int(chosen.max())))
-        await self._receipts.reserve_ranges(ranges)
-        return reserved
 
     async def _deliver_queued(self) -> None:
         """Deliver one queued call after the other, until there are none."""

@@ -45,7 +45,7 @@ from router_rest.http_client.response import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
     from aiohttp.client_proto import ResponseHandler
     from requests import PreparedRequest
@@ -178,10 +178,7 @@ class HttpClient:
     def _find_route(self, url: URL) -> dict[str, Any]:
         """Return the proxy and the TLS context for a URL. Raises Unsent for a TLS file that cannot be used."""
         if url.scheme == "https" and self._tls is None:
-            try:
-                self._tls = tls_context(self._options.verify, self._options.cert)
-            except UnusableFile as error:
-                raise Unsent(str(error)) from None
+            self._tls = tls_context(self._options.verify, self._options.cert)
         return {"ssl": self._tls or True, "proxy": self._find_proxy(url)}
 
     def _find_proxy(self, url: URL) -> str | None:
@@ -400,20 +397,17 @@ class Connections(aiohttp.TCPConnector):
 
     def _make_room(self, key: Any) -> None:
         """Close the connection that has been idle longest where there are too many, and no idle one leads to `key`."""
-        if len(self._kept) < self.limit:
-            return
-        if any(self._kept[connection] == key and connection.is_connected() for connection in self._idle_connections()):
-            return
-        for connection in [*self._idle_connections()]:
-            if not connection.is_connected():
+        idle = []
+        for connection in [*self._kept]:
+            if connection in self._in_use:
+                continue
+            if connection.is_connected():
+                idle.append(connection)
+            else:
                 del self._kept[connection]
-        oldest = next(self._idle_connections(), None)
-        if len(self._kept) >= self.limit and oldest is not None:
-            del self._kept[oldest]
-            oldest.close()
-
-    def _idle_connections(self) -> Iterator[ResponseHandler]:
-        return (connection for connection in self._kept if connection not in self._in_use)
+        if idle and len(self._kept) >= self.limit and not any(self._kept[connection] == key for connection in idle):
+            del self._kept[idle[0]]
+            idle[0].close()
 
 
 def _request_arguments(request: PreparedRequest) -> dict[str, Any]:
@@ -487,7 +481,7 @@ def _exception_for(error: Exception, attempt: SendAttempt) -> Exception:
     return Dropped(f"no answer came: {why}")
 
 
-class UnusableFile(ValueError):  # noqa: N818 - it says what is wrong
+class UnusableFile(Unsent):
     """A file of a TLS option that cannot be used."""
 
 

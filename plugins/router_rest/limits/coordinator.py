@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
 from typing import TYPE_CHECKING, Any
@@ -84,7 +84,8 @@ class Coordinator:
         """Until then all keys that tasks asked for had used up their limits."""
         self._settled = -inf
         self._unsettled = False
-        self._grants: dict[str, Grant] = {}
+        self._grants: defaultdict[str, Grant] = defaultdict(Grant)
+        """The next grants of tasks, which are sent with the next allocation."""
 
     @property
     def answers(self) -> dict[str, int]:
@@ -159,10 +160,11 @@ class Coordinator:
             else:
                 self._allocate_round(now)
         grants = {}
-        for who in self._grants.keys() & self._tasks.keys():
-            share = self._concurrency.shares[who]
-            grants[who] = replace(self._grants[who], number=share.number, cap=share.cap)
-        self._grants = {}
+        for who, grant in self._grants.items():
+            if who in self._tasks:
+                share = self._concurrency.shares[who]
+                grants[who] = replace(grant, number=share.number, cap=share.cap)
+        self._grants.clear()
         return grants
 
     def next_due(self) -> float | None:
@@ -251,7 +253,7 @@ class Coordinator:
             retries = self._budget.allocate_retries(now, MAX_RETRY_CREDIT - task.credit, len(self._tasks))
             task.credit += retries
             if retries:
-                self._change_grant(who, retries=self._grant_of(who).retries + retries)
+                self._change_grant(who, retries=self._grants[who].retries + retries)
 
     def _allocate_caps(self, now: float) -> None:
         if (self._unsettled or self._circuit.pace_factor(now) < 1) and now >= self._settled + MIN_MESSAGE_GAP_SECONDS:
@@ -348,7 +350,7 @@ class Coordinator:
                 if run is None:  # the key is used up: later wants of it need not be looked at, those of others do
                     blocked.add(want.key)
                     break
-                self._change_grant(who, runs=(*self._grant_of(who).runs, replace(run, key=want.key)))
+                self._change_grant(who, runs=(*self._grants[who].runs, replace(run, key=want.key)))
                 task.note_granted(want.key, run.calls)
                 granted += run.calls
                 calls_left -= run.calls
@@ -391,12 +393,8 @@ class Coordinator:
                 state = "stop" if task.stopped else "leave"
                 self._change_grant(who, state=state, retry_after=self.outlook().retry_after)
 
-    def _grant_of(self, who: str) -> Grant:
-        """Return the next grant of a task, which is sent with the next allocation."""
-        return self._grants.get(who, Grant())
-
     def _change_grant(self, who: str, **changes: Any) -> None:
-        self._grants[who] = replace(self._grant_of(who), **changes)
+        self._grants[who] = replace(self._grants[who], **changes)
 
 
 SUMMED_FIELDS = ("sent", "ok", "throttled", "failed", "timeouts", "lapsed", "retried", "denied", "seconds")

@@ -140,8 +140,7 @@ class LeaseClient:
         tokens.add_count("seconds", seconds)
         if not ok and status is not None:
             tokens.set_value("bad_status", status)
-        if timeout:
-            tokens.add_count("timeouts", 1)
+        tokens.add_count("timeouts", timeout)
         if remaining is not None:
             tokens.set_value("remaining", remaining)
         if pause is not None:

@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from router import Part, template_fields
 from router_http.options import Basic, OAuth, Secret, SecretOptions, checked_token, is_header_name, is_header_text
-from router_rest.presets import SIGNATURES
+from router_rest.presets import SIGNATURES, expand_preset
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -74,12 +74,7 @@ class Hmac(SecretOptions):
     @model_validator(mode="before")
     @classmethod
     def _expand_preset(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        preset = value.get("preset")
-        if not isinstance(preset, str) or preset not in SIGNATURES:
-            return value
-        return {**SIGNATURES[preset], **value}
+        return expand_preset(value, SIGNATURES)
 
     @field_validator("header", "timestamp_header", "body_hash_header", "id_header")
     @classmethod
