@@ -201,17 +201,13 @@ def read_earlier_calls(options: RestOptions, batch: Batch, longest: float) -> li
     """Return the calls in the batch's own staged receipts, and in those of the table of the last `longest` seconds."""
     now = datetime.now(timezone.utc)
     parts = batch.parts(options.receipts)
-    receipts = []
-    if not parts.committed():
-        receipts += [rows for _, rows in parts.read(CALL_COLUMNS)]
+    receipts = [] if parts.committed() else [rows for _, rows in parts.read(CALL_COLUMNS)]
     if longest:
-        recent = parts.recent(CALL_COLUMNS, "at", now - timedelta(seconds=longest))
-        if recent is not None:
-            receipts.append(recent)
+        receipts.append(parts.recent(CALL_COLUMNS, "at", now - timedelta(seconds=longest)))
     calls = []
     for rows in receipts:
-        # A table of an older version does not say under which limit a call counts.
-        if not rows.num_rows or "limit_name" not in rows.schema.names:
+        # There is no table yet, or one of an older version, which does not say under which limit a call counts.
+        if rows is None or "limit_name" not in rows.schema.names:
             continue
         of_limit = pc.and_(pc.equal(rows["query"], batch.query), pc.equal(rows["limit_name"], options.limit))
         of_call = rows.filter(pc.and_(of_limit, pc.is_valid(rows["call_id"]))).group_by(["call_id", "limit_key"])

@@ -10,6 +10,7 @@ import gzip
 import json
 import re
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote_plus, unquote
 
@@ -67,10 +68,7 @@ class UrlTemplate:
     @property
     def in_path(self) -> tuple[str, ...]:
         """Return the columns whose values are in the path."""
-        paths: list[str] = []
-        for segment in self.segments:
-            paths += fields_in(segment)
-        return tuple(paths)
+        return tuple(chain.from_iterable(fields_in(segment) for segment in self.segments))
 
     @property
     def has_fixed_host(self) -> bool:
@@ -80,9 +78,7 @@ class UrlTemplate:
     @property
     def origin(self) -> str:
         """Return scheme, host and port in lower case; fields in the host as they are written."""
-        host = ""
-        for piece in self.host:
-            host += piece.lower() if isinstance(piece, str) else f"{{{piece.path}}}"
+        host = "".join(piece.lower() if isinstance(piece, str) else f"{{{piece.path}}}" for piece in self.host)
         if re.search(r":[0-9]+$", host) is None:
             host += {"http": ":80", "https": ":443"}[self.scheme]
         return f"{self.scheme}://{host}"
@@ -109,14 +105,7 @@ def parse_url(text: str) -> UrlTemplate:
     if _FIELD_HOLE in text:
         raise ValueError("a URL has no control characters")
     # The URL is read with a hole for each field, and the fields are put into its parts afterwards.
-    shape = ""
-    fields = []
-    for piece in pieces:
-        if isinstance(piece, Placeholder):
-            fields.append(piece)
-            shape += _FIELD_HOLE
-        else:
-            shape += piece
+    shape = "".join(piece if isinstance(piece, str) else _FIELD_HOLE for piece in pieces)
     parts = _URL_PATTERN.fullmatch(shape)
     if parts is None or not parts["host"]:
         raise ValueError("a URL is http(s)://host[:port][/path][?query], and no field stands before the host")
@@ -134,7 +123,7 @@ def parse_url(text: str) -> UrlTemplate:
     segments = path.split("/")[1:]
     if any(unquote(segment) in DOT_SEGMENTS for segment in segments):
         raise ValueError("a path has no segments `.` and `..`: write what they lead to")
-    fields_in_order = iter(fields)
+    fields_in_order = (piece for piece in pieces if isinstance(piece, Placeholder))
     return UrlTemplate(
         scheme,
         _fill_holes(host, fields_in_order),
@@ -144,12 +133,9 @@ def parse_url(text: str) -> UrlTemplate:
 
 
 def _check_literal(part: str, literal: str) -> None:
-    for text in literal.split(_FIELD_HOLE):
-        allowed = _ALLOWED_CHARS[part].match(text)
-        assert allowed is not None  # each of the patterns matches the empty text
-        if allowed.end() < len(text):
-            wrong = text[allowed.end()]
-            raise ValueError(f"the {part} of a URL cannot have {wrong!r} as it is: percent-encode it")
+    wrong = _ALLOWED_CHARS[part].sub("", literal.replace(_FIELD_HOLE, "-"))
+    if wrong:
+        raise ValueError(f"the {part} of a URL cannot have {wrong[0]!r} as it is: percent-encode it")
 
 
 def _fill_holes(text: str, fields: Iterator[Placeholder]) -> Pieces:

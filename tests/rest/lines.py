@@ -105,7 +105,7 @@ def deliver_one_call(line: Line, policy: Policy, *, rows: int = 1, pace: Pace = 
 
 def open_delivery(line: Line, policy: Policy, lease: LeaseClient) -> Delivery:
     """Return what delivers calls over a line."""
-    login = TaskLogin(lease.channel)
+    login = TaskLogin(lease)
     login._use_credentials({"version": "1", "headers": {}})
     client: Any = line
     return Delivery(policy, RequestBuilder(FORM), client, lease, login, b"games/wins/rest")

@@ -52,7 +52,7 @@ def test_an_array_holds_the_rows_in_their_order(rows: list[Any]) -> None:
     assert len(joined) == sum(map(len, encoded(rows))) + body.frame_bytes(len(rows))
 
 
-@given(ROWS, JSON.filter(free_of_marks), st.text())
+@given(ROWS, JSON.filter(free_of_marks), st.text().filter(lambda name: name not in {"$rows", "z"}))
 def test_rows_stand_where_the_wrapping_says(rows: list[Any], beside: Any, name: str) -> None:
     """Whatever else is in the wrapping, keys and texts that look like the mark included, stays as it is."""
     wrap = {"a": beside, name: ["$rows", "x$rows", {"$rows": "$rows$"}], "$rows": beside, "z": "$"}

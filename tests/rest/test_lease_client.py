@@ -223,15 +223,15 @@ def test_without_a_driver_nothing_goes_out(silent: bool) -> None:
         lease.release(200, ok=True, throttled=False)
         gone_at = world.loop.time()
         if silent:
-            lease.channel._reader.feed_data = lambda text: None  # type: ignore[method-assign]
+            lease._reader.feed_data = lambda text: None  # type: ignore[method-assign]
         else:
-            lease.channel._reader.feed_eof()
+            lease._reader.feed_eof()
         with pytest.raises(Gone):
             await call(lease, 1000)
         with pytest.raises(Gone):
             lease.may_retry()
         with pytest.raises(Gone):
-            await lease.channel.fetch_credentials()
+            await lease.fetch_credentials()
         lasted = world.loop.time() - gone_at
         await lease.close()
         serving.cancel()

@@ -254,7 +254,7 @@ def test_credentials_are_handed_out_and_not_seen_on_the_network(lease_server: Le
     async def task() -> list[Any]:
         relay, port = await relayed(address, heard)
         lease = await LeaseClient.open(replace(address, port=port), "sink")
-        client = lease.channel
+        client = lease
         first = await client.fetch_credentials()
         given = [first, *await asyncio.gather(*(client.fetch_credentials(first["version"]) for _ in range(3)))]
         await lease.close()
@@ -280,7 +280,7 @@ def test_credentials_that_fail_say_so_and_no_more(lease_server: LeaseServer, cap
     async def task() -> str:
         lease = await LeaseClient.open(address, "fails")
         with pytest.raises(LookupError) as caught:
-            await lease.channel.fetch_credentials()
+            await lease.fetch_credentials()
         await lease.acquire()
         await lease.close()
         return str(caught.value)

@@ -247,7 +247,7 @@ def test_a_driver_that_goes_before_a_call_is_sent_again_leaves_the_call_in_doubt
         lease, serving = world.lease()
 
         async def dropped(request: PreparedRequest, again: Callable[[], Awaitable[None]]) -> Response:
-            lease.channel._reader.feed_eof()
+            lease._reader.feed_eof()
             await asyncio.sleep(0.1)
             await again()
             return answer(200)

@@ -19,6 +19,8 @@ from pyspark import cloudpickle
 from pyspark.sql import functions as F
 
 from router import Opening, StartError
+from router_rest.delivery.call import RequestBuilder
+from router_rest.delivery.send_plan import form_of
 from router_rest.templates import (
     MAX_URL_CHARS,
     UrlTemplate,
@@ -94,9 +96,12 @@ def opened(events: DataFrame, folder: Path = HERE, **options: Any) -> Rest:
 
 
 def targets(events: DataFrame, **options: Any) -> list[tuple[str | None, str | None]]:
-    """Return (url, fault) of each row."""
-    rows = opened(events, **options).task_columns(events).orderBy("_offset").select("_to.*").collect()
-    return [(row["target"], row["fault"]) for row in rows]
+    """Return (url, fault) of each row; the URL as it is sent if it is the same for all."""
+    sink = opened(events, **options)
+    rows = sink.task_columns(events).orderBy("_offset")
+    if rows.schema["_to"].dataType.simpleString() == "string":
+        return [(RequestBuilder(form_of(sink)).build_request("", b"", "").url, None)] * rows.count()
+    return [(row["target"], row["fault"]) for row in rows.select("_to.*").collect()]
 
 
 @pytest.mark.parametrize("compile_", [False, True], ids=["interpreted", "compiled"])
@@ -161,8 +166,8 @@ def test_a_value_that_leads_elsewhere_is_refused_with_the_reason(
         ("http://api.test/?q={v}", "..", "http://api.test/?q=.."),
         ("http://api.test/{v}.json", ".", "http://api.test/..json"),
         ("http://api.test/a", None, "http://api.test/a"),
-        ("http://api.test", "..", "http://api.test"),
-        ("HTTPS://Api.test:8443/%7Ea/?", "x", "https://api.test:8443/%7Ea/?"),
+        ("http://api.test", "..", "http://api.test/"),
+        ("HTTPS://Api.test:8443/%7Ea/?", "x", "https://api.test:8443/~a/"),
         ("http://api.test/{event.n}/{_topic}/{_key}/{_offset}", "x", "http://api.test/0/t/k/0"),
     ],
 )
@@ -276,7 +281,7 @@ def test_tasks_get_what_they_need_of_each_row(spark: SparkSession) -> None:
 
     assert taken.schema.simpleString() == (
         "struct<_topic:string,_partition:int,_offset:bigint,_order:binary,"
-        "_to:struct<url:string,values:array<string>,fault:string>,_row:binary>"
+        "_to:struct<target:string,fault:string>,_row:binary>"
     )
     first, second = taken.orderBy("_offset").collect()
     assert (first["_topic"], first["_partition"], first["_offset"]) == ("t", 0, 0)

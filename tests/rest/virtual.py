@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from router_rest.channel.client import DriverChannel, TaskEnded
+from router_rest.channel.client import TaskEnded
 from router_rest.channel.server import AdmittedSink, TaskSession, serve_task
 from router_rest.delivery.worker import cancel_tasks
 from router_rest.limits.coordinator import Coordinator
@@ -190,7 +190,7 @@ class World:
         serving = asyncio.ensure_future(serve_task(session, AdmittedSink("api", self.sessions), there))
         windows = self.coordinator.windows
         welcome = {"sized": windows.limits_rows, "keyed": windows.keyed, "now": self.loop.time()}
-        return LeaseClient(DriverChannel(here, ours, welcome)), serving
+        return LeaseClient(here, ours, welcome), serving
 
     async def post(
         self,

@@ -6,7 +6,7 @@ import asyncio
 import json
 from contextlib import suppress
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from router import StartError
 from router_rest.channel.protocol import (
@@ -21,6 +21,8 @@ from router_rest.channel.protocol import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from typing_extensions import Self
+
     from router_rest.channel.protocol import ServerAddress
 
 
@@ -30,16 +32,6 @@ class TaskEnded(Exception):  # noqa: N818 - what derives from it says what happe
 
 class Gone(TaskEnded):
     """A driver that is not reached. What other tasks send is not known, so this one sends nothing."""
-
-
-class DriverListener(Protocol):
-    """The user of the channel in a task that gets all messages."""
-
-    def on_message(self, message: Mapping[str, Any]) -> None:
-        """Take a message of the driver."""
-
-    def on_end(self, why: TaskEnded) -> None:
-        """End all waits: no message comes any more."""
 
 
 class DriverChannel:
@@ -53,15 +45,14 @@ class DriverChannel:
         self.gone: Gone | None = None
         self._reader = reader
         self._writer = writer
-        self._listener: DriverListener | None = None
         self._questions = count()
         self._answers: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
         """The questions that are not answered yet."""
         self._silent_ticks = 0
-        self._tasks: list[asyncio.Future[None]] = []
+        self._tasks = [asyncio.ensure_future(self._read_messages()), asyncio.ensure_future(self._watch_driver())]
 
     @classmethod
-    async def open(cls, address: ServerAddress, sink: str) -> DriverChannel:
+    async def open(cls, address: ServerAddress, sink: str) -> Self:
         """Connect to the driver as a task of a sink. Raises Gone."""
         connection = asyncio.open_connection(
             address.host, address.port, limit=MAX_LINE_BYTES, ssl=task_tls(address.certificate)
@@ -83,13 +74,11 @@ class DriverChannel:
             raise
         return cls(reader, writer, welcome)
 
-    def listen(self, listener: DriverListener) -> None:
-        """Begin to read: give a user all messages, and the end of the connection."""
-        self._listener = listener
-        self._tasks = [
-            asyncio.ensure_future(self._read_messages(listener)),
-            asyncio.ensure_future(self._watch_driver()),
-        ]
+    def on_message(self, message: Mapping[str, Any]) -> None:
+        """Take a message of the driver."""
+
+    def on_end(self, why: TaskEnded) -> None:
+        """End all waits: no message comes any more."""
 
     async def fetch_credentials(self, refused: str = "") -> Mapping[str, Any]:
         """Return the sink's credentials from the driver; `refused` is the version that the API did not take.
@@ -140,7 +129,7 @@ class DriverChannel:
             self._silent_ticks += 1
         self._end(Gone(f"the driver has been silent for {MAX_SILENT_TICKS * TICK_SECONDS:.0f} s"))
 
-    async def _read_messages(self, listener: DriverListener) -> None:
+    async def _read_messages(self) -> None:
         """Read the driver's messages until it is gone."""
         try:
             while line := await self._reader.readline():
@@ -149,7 +138,7 @@ class DriverChannel:
                 answer = self._answers.get(message.get("credentials", -1))
                 if answer is not None and not answer.done():
                     answer.set_result(message)
-                listener.on_message(message)
+                self.on_message(message)
         except (OSError, ValueError) as error:
             self._end(Gone(f"the driver is gone: {error}"))
         else:
@@ -161,5 +150,4 @@ class DriverChannel:
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(why)
-        if self._listener is not None:
-            self._listener.on_end(why)
+        self.on_end(why)

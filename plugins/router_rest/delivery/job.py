@@ -439,14 +439,9 @@ def outcome_of(events: DataFrame, parts: Parts) -> Outcome:
 
 def count_receipts(parts: Parts) -> pa.Table:
     """Return one row for each row with a receipt: its place, rank, reason, and whether it is in doubt."""
-    read = []
-    for _, rows in parts.read([*PLACE_COLUMNS, "status", "reason", "in_doubt"]):
-        if rows.num_rows:
-            read.append(rows.replace_schema_metadata())
-    if not read:
-        no_rows = {name: pa.array([]) for name in (*PLACE_COLUMNS, "rank", "reason")}
-        return pa.table({**no_rows, "in_doubt": pa.array([], pa.bool_())})
-    whole = pa.concat_tables(read)
+    columns = [*PLACE_COLUMNS, "status", "reason", "in_doubt"]
+    read = [rows.replace_schema_metadata() for _, rows in parts.read(columns)]
+    whole = pa.concat_tables([RECEIPT_SCHEMA.empty_table().select(columns), *read])
     ranks = pc.index_in(whole.column("status"), value_set=pa.array(STATUS_RANKS))
     whole = whole.append_column("rank", ranks).append_column("times", pa.repeat(1, whole.num_rows))
     by_row = whole.group_by([*PLACE_COLUMNS]).aggregate(
@@ -454,8 +449,8 @@ def count_receipts(parts: Parts) -> pa.Table:
     )
     # A row with two receipts was sent twice.
     doubt = pc.or_(by_row.column("in_doubt_any"), pc.greater(by_row.column("times_sum"), 1))
-    columns = {name: by_row.column(name) for name in PLACE_COLUMNS}
-    return pa.table({**columns, "rank": by_row["rank_max"], "reason": by_row["reason_max"], "in_doubt": doubt})
+    places = {name: by_row.column(name) for name in PLACE_COLUMNS}
+    return pa.table({**places, "rank": by_row["rank_max"], "reason": by_row["reason_max"], "in_doubt": doubt})
 
 
 def join_by_place(rows: DataFrame, others: DataFrame, names: Sequence[str] = PLACE, how: str = "inner") -> DataFrame:

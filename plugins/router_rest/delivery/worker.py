@@ -312,7 +312,7 @@ class TaskWorker:
             try:
                 lease = await LeaseClient.open(self.job.address, self.job.owner.name)
                 open_parts.push_async_callback(lease.close)
-                login = TaskLogin(lease.channel)
+                login = TaskLogin(lease)
                 await login.open()
                 client = HttpClient(self.job.plan.http, login.proxies)
                 open_parts.push_async_callback(client.close)

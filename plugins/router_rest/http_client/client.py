@@ -499,10 +499,8 @@ def tls_context(verify: bool | str, cert: str | tuple[str, str] | None) -> ssl.S
         authorities = verify
     files: tuple[str, ...] = (cert,) if isinstance(cert, str) else cert or ()
     # The times of the files are a part of the cache's key: a file that has changed makes another context.
-    stamps = [_modified_at(file) for file in files]
-    if authorities is not None:
-        stamps.append(_modified_at(authorities))
-    return _make_context(authorities, files, tuple(stamps))
+    stamps = tuple(_modified_at(file) for file in (*files, authorities) if file is not None)
+    return _make_context(authorities, files, stamps)
 
 
 def _modified_at(file: str) -> int:

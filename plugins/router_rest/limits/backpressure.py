@@ -64,6 +64,7 @@ MIN_PACE_FACTOR = 0.01
 """The part of the stated limit that is used at least, so that something shows when the API takes more again."""
 
 
+@dataclass
 class StatedPace:
     """The part of a stated limit at which calls go out.
 
@@ -73,19 +74,18 @@ class StatedPace:
     back. A higher one is tried in the same way. The measurements: docs/decisions/0018-how-calls-keep-to-a-limit.md.
     """
 
-    def __init__(self) -> None:
-        self.factor = 1.0
-        """The part of the stated limit."""
-        self._before: float | None = None
-        """While a pace is tried: the most calls per second that were accepted before, in as many tries as stayed."""
-        self._former = 1.0
-        self._lower_in_vain = False
-        """Whether the last try was of a lower pace, and failed: the next one is of a higher pace."""
-        self._wait = FIRST_TRY_WAIT_SECONDS
-        self._next_try = -inf
-        self._began: float | None = None
-        self._ok = 0
-        self._refused = 0
+    factor: float = 1.0
+    """The part of the stated limit."""
+    _before: float | None = None
+    """While a pace is tried: the most calls per second that were accepted before, in as many tries as stayed."""
+    _former: float = 1.0
+    _lower_in_vain: bool = False
+    """Whether the last try was of a lower pace, and failed: the next one is of a higher pace."""
+    _wait: float = FIRST_TRY_WAIT_SECONDS
+    _next_try: float = -inf
+    _began: float | None = None
+    _ok: int = 0
+    _refused: int = 0
 
     def on_result(self, now: float, *, ok: int, refused: int) -> None:
         """Count the answers to calls, and change the pace when a period is over."""
@@ -190,6 +190,7 @@ MIN_CALLS_PER_SECOND = 0.1
 """Calls per second that a rate allows at least: one in ten seconds shows whether the API takes calls."""
 
 
+@dataclass
 class AdaptiveRate:
     """A rate for an API whose limit is not stated: none until calls are refused, then a CUBIC one.
 
@@ -197,12 +198,11 @@ class AdaptiveRate:
     were refused before, then fast again.
     """
 
-    def __init__(self) -> None:
-        self._highest = 0.0
-        """The rate at the last cut."""
-        self._cut = -inf
-        self._sent = Meter()
-        self._refused = Meter()
+    _highest: float = 0.0
+    """The rate at the last cut."""
+    _cut: float = -inf
+    _sent: Meter = field(default_factory=Meter)
+    _refused: Meter = field(default_factory=Meter)
 
     def on_result(self, now: float, *, sent: int, refused: int, cut_pause: float = 1.0) -> None:
         """Count calls and refusals; cut the rate when too many of the last second were refused.
@@ -238,6 +238,7 @@ FIRST_TRY_WINDOWS = 2
 have been an outage, or had begun before."""
 
 
+@dataclass
 class WindowPace:
     """The pace at a limit of many seconds that is not stated: none until two windows in a row were used up.
 
@@ -247,29 +248,28 @@ class WindowPace:
     an API that is out now and then.
     """
 
-    def __init__(self) -> None:
-        self.rate: float | None = None
-        """Calls per second; None: any number."""
-        self._opened: float | None = None
-        """When the API began to take calls again."""
-        self._accepted = 0
-        self._taken = -inf
-        """When it took the last call."""
-        self._refused = 0
-        """Calls that were refused since then."""
-        self._idle = 0.0
-        self._idle_since: float | None = None
-        self._span = 0.0
-        """Seconds from one window to the next."""
-        self._spans = FIRST_TRY_WINDOWS
-        self._lowered = False
-        """The last window was used up although its calls were spread."""
-        self._next = inf
-        """When a try begins or ends."""
-        self._former: float | None = None
-        """The pace before the one that is tried."""
-        self._answers = 0
-        self._refusals = 0
+    rate: float | None = None
+    """Calls per second; None: any number."""
+    _opened: float | None = None
+    """When the API began to take calls again."""
+    _accepted: int = 0
+    _taken: float = -inf
+    """When it took the last call."""
+    _refused: int = 0
+    """Calls that were refused since then."""
+    _idle: float = 0.0
+    _idle_since: float | None = None
+    _span: float = 0.0
+    """Seconds from one window to the next."""
+    _spans: int = FIRST_TRY_WINDOWS
+    _lowered: bool = False
+    """The last window was used up although its calls were spread."""
+    _next: float = inf
+    """When a try begins or ends."""
+    _former: float | None = None
+    """The pace before the one that is tried."""
+    _answers: int = 0
+    _refusals: int = 0
 
     def on_result(self, now: float, *, ok: int, refused: int, used_up_after: float = 2.0) -> None:
         """Count the answers to calls; learn from a window that is used up, and try more after some that were not.
@@ -344,12 +344,12 @@ class WindowPace:
         self._answers = self._refusals = 0
 
 
+@dataclass
 class SharedPause:
     """The answers of the last second, most of which have to carry a Retry-After before all calls pause."""
 
-    def __init__(self) -> None:
-        self._answers = Meter()
-        self._asking = Meter()
+    _answers: Meter = field(default_factory=Meter)
+    _asking: Meter = field(default_factory=Meter)
 
     def on_result(self, now: float, *, answers: int, asking: int) -> bool:
         """Count answers, and those that ask for a pause; return whether all calls are to pause."""
@@ -485,19 +485,19 @@ RAMP_SECONDS = 2.0
 """Seconds from the first success to the full pace: all calls at once could end what has just begun to work."""
 
 
+@dataclass
 class CircuitBreaker:
     """A circuit that opens after failures without a success, and closes with the first success.
 
     After it has closed, and after a pause, the pace rises along a ramp.
     """
 
-    def __init__(self) -> None:
-        self.since: float | None = None
-        """When the circuit opened; None: it is closed."""
-        self._row = 0
-        self._good = -inf
-        self._probed = -inf
-        self._closed = -inf
+    since: float | None = None
+    """When the circuit opened; None: it is closed."""
+    _row: int = 0
+    _good: float = -inf
+    _probed: float = -inf
+    _closed: float = -inf
 
     def on_result(self, now: float, good: int, bad: int, silent_seconds: float = 1.0) -> bool:
         """Count successes and failures; return whether these opened the circuit.
@@ -519,8 +519,8 @@ class CircuitBreaker:
         return True
 
     def next_probe(self) -> float:
-        """Return when the next probe is due."""
-        return self._probed + PROBE_PAUSE
+        """Return when the next probe is due; none is while the circuit is closed."""
+        return -inf if self.since is None else self._probed + PROBE_PAUSE
 
     def note_probe(self, now: float) -> None:
         """Note that a probe is sent."""

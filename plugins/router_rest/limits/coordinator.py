@@ -186,9 +186,8 @@ class Coordinator:
     def outlook(self) -> Outlook:
         """Return the seconds until a call may be sent, and the state of the circuit."""
         now = self._clock()
-        again = max(self._shut_until(now), self.windows.next_start(now, 1), self._used_up)
-        if self._circuit.since is not None:
-            again = max(again, self._circuit.next_probe())
+        next_start = self.windows.next_start(now, 1)
+        again = max(self._shut_until(now), next_start, self._used_up, self._circuit.next_probe())
         return Outlook(self._circuit.since is not None, again - now, len(self._tasks))
 
     def _adapt_to_results(self, now: float, report: TaskReport) -> None:
@@ -270,10 +269,8 @@ class Coordinator:
 
     def _opens_at(self, now: float, *those: str) -> float:
         """Return the earliest time at which one of some tasks that want tokens can get one."""
-        opens = max(self._shut_until(now), min(self._next_start_of(now, who) for who in those) - AHEAD_SECONDS / 2)
-        if self._circuit.since is not None:
-            opens = max(opens, self._circuit.next_probe())
-        return opens
+        next_start = min(self._next_start_of(now, who) for who in those)
+        return max(self._shut_until(now), next_start - AHEAD_SECONDS / 2, self._circuit.next_probe())
 
     def _next_start_of(self, now: float, who: str) -> float:
         """Return the time from which the windows allow a token that a task wants: the first, or that of any key."""

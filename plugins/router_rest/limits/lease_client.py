@@ -24,7 +24,6 @@ from router_rest.limits.sliding_window import LOOSE_LIFE_SECONDS, MAX_KEPT_KEYS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from router_rest.channel.protocol import ServerAddress
     from router_rest.limits.sliding_window import Run
 
 CATCH_UP_STEP_SHARE = 0.6
@@ -43,19 +42,19 @@ class CallToken(NamedTuple):
     early: bool = False
 
 
-class LeaseClient:
+class LeaseClient(DriverChannel):
     """The lease of one task: `acquire()` before each attempt of a call, and exactly one `release()` after it.
 
     `HeldToken.in_time` stands right before the request is written: what comes between, as a new connection, may take
     longer than a token lives.
     """
 
-    def __init__(self, channel: DriverChannel) -> None:
-        self.channel = channel
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, welcome: Mapping[str, Any]) -> None:
+        super().__init__(reader, writer, welcome)
         self._loop = asyncio.get_running_loop()
-        self._sized: bool = channel.welcome["sized"]
+        self._sized: bool = welcome["sized"]
         """Rows are limited, so the driver needs to know how many a call has."""
-        self._keyed: bool = channel.welcome["keyed"]
+        self._keyed: bool = welcome["keyed"]
         """Each key has its own limit."""
         self._tokens = TaskTokens()
         self._ended: TaskEnded | None = None
@@ -65,18 +64,12 @@ class LeaseClient:
         """Set when the sink stops."""
         self._waiting: deque[WaitingCall] = deque()
         # The fastest of the last messages tells best how far the clocks are apart; 256 are those of half a minute.
-        self._ahead: deque[float] = deque([self._loop.time() - channel.welcome["now"]], maxlen=256)
+        self._ahead: deque[float] = deque([self._loop.time() - welcome["now"]], maxlen=256)
         """By how much this machine's clock was ahead of the driver's, by each of the last messages."""
         self._reported = 0.0
         self._reporting: asyncio.TimerHandle | None = None
         self._waking: asyncio.TimerHandle | None = None
-        self._task = asyncio.ensure_future(self._keep_reporting())
-        channel.listen(self)
-
-    @classmethod
-    async def open(cls, address: ServerAddress, sink: str) -> LeaseClient:
-        """Connect to the driver as one of its tasks. Raises Gone."""
-        return cls(await DriverChannel.open(address, sink))
+        self._tasks.append(asyncio.ensure_future(self._keep_reporting()))
 
     async def acquire(self, rows: int = 1, key: str = "") -> CallToken:
         """Wait until a call of so many rows may be sent, at once. Raises Leave or Gone."""
@@ -174,8 +167,7 @@ class LeaseClient:
     async def close(self) -> None:
         """Send the last report, and close the connection."""
         self._send_report()
-        self._task.cancel()
-        await self.channel.close()
+        await super().close()
 
     async def _wait_for_token(self, rows: int, key: str) -> CallToken:
         waiter: asyncio.Future[CallToken] = self._loop.create_future()
@@ -230,7 +222,7 @@ class LeaseClient:
         report = self._tokens.take_report(
             self._reported, [(call.rows, call.key) for call in self._waiting], sized=named
         )
-        self.channel.send_message({"report": report.to_message()})
+        self.send_message({"report": report.to_message()})
 
     async def _keep_reporting(self) -> None:
         """Send reports that are not urgent."""
