@@ -77,19 +77,17 @@ class Credentials:
         }
 
     def current_credentials(self, refused: str = "") -> dict[str, Any]:
-        """Return credentials for `make_login`, as JSON has them; `refused` is the `version` that was answered with 401.
+        """Return credentials for `make_login`; `refused` is the `version` that was answered with 401.
 
-        May ask a token server. Raises ConnectionError while that is unavailable, StartError when it refuses this
+        If they end, a task asks again after `renewal` seconds, and until `good` seconds it does not wait for the
+        answer. May ask a token server. Raises ConnectionError while that is unavailable, StartError when it refuses this
         client.
         """
         # Keys and tokens change, so they are made for each question; all else was made once.
         if self._keys is not None:
             keys = self._keys.current_keys()
-            secrets = [*self._fixed["secrets"], keys["secret_access_key"]]
-            if keys["session_token"]:
-                secrets.append(keys["session_token"])
-            times = _json_times(renewal=self._keys.seconds_left)
-            return {**self._fixed, "sigv4": keys, "secrets": secrets, **times}
+            secrets = [*self._fixed["secrets"], keys["secret_access_key"], keys["session_token"] or ""]
+            return {**self._fixed, "sigv4": keys, "secrets": secrets, "renewal": self._keys.seconds_left}
         if self._tokens is None:
             return self._fixed
         try:
@@ -102,19 +100,11 @@ class Credentials:
         except Refuses as fault:
             raise StartError(str(fault)) from None
         headers = {**self._fixed["headers"], "Authorization": f"Bearer {token.text}"}
-        times = _json_times(renewal=self._tokens.seconds_to_renewal, good=self._tokens.seconds_good)
+        times = {"renewal": self._tokens.seconds_to_renewal, "good": self._tokens.seconds_good}
         return {**self._fixed, "version": str(token.number), "headers": headers, **times}
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("credentials stay on the driver")
-
-
-def _json_times(**seconds: float) -> dict[str, float]:
-    """Return the times of credentials, as JSON has them: without those that never come.
-
-    After `renewal` seconds a task asks again, and until `good` seconds it does not wait for the answer.
-    """
-    return {name: value for name, value in seconds.items() if value != float("inf")}
 
 
 def _fixed_login(auth: Auth | None, headers: Mapping[str, str]) -> dict[str, Any]:
