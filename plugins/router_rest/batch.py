@@ -33,7 +33,7 @@ from router_rest.delivery.job import (
     outcome_of,
 )
 from router_rest.delivery.partitioner import Extent, PartitionPlan, make_plan
-from router_rest.delivery.receipts import PLACE_COLUMNS, RECEIPT_SCHEMA, Owner, Responses, remove_call_logs
+from router_rest.delivery.receipts import PLACE_COLUMNS, RECEIPT_SCHEMA, RECORD_SCHEMA, Owner, remove_call_logs
 from router_rest.delivery.send_plan import SendPlan, cut_of, tasks_of
 from router_rest.delivery.worker import TaskJob
 from router_rest.http_client.response import Response, join_headers
@@ -148,9 +148,9 @@ def plan_tasks(sink: RestOptions, events: DataFrame, batch: Batch, *, whole: boo
     return new_plan
 
 
-def responses_of(sink: RestOptions, batch: Batch) -> Responses | None:
+def responses_of(sink: RestOptions, batch: Batch) -> Parts | None:
     """Return the table in which answers are landed."""
-    return Responses(batch.parts(sink.responses)) if sink.responses else None
+    return batch.parts(sink.responses) if sink.responses else None
 
 
 @contextmanager
@@ -289,7 +289,7 @@ def resend_rows(sink: RestOptions, events: DataFrame, aside: DataFrame, batch: B
             why_left = str(error)
     responses = responses_of(sink, batch)
     if responses is not None:
-        responses.commit()
+        responses.commit(RECORD_SCHEMA)
     result = outcome_of(events, parts)
     parts.commit(RECEIPT_SCHEMA)
     remove_call_logs(parts)

@@ -61,8 +61,13 @@ if TYPE_CHECKING:
     from router_rest.logins.credentials import Credentials
     from router_rest.templates import UrlTemplate
 
-_UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_UNIT_OF_WORD = {"second": "s", "minute": "min", "hour": "h", "day": "d"}
+_UNIT_SECONDS = {
+    "ms": 0.001,
+    **dict.fromkeys(("s", "second", "seconds"), 1.0),
+    **dict.fromkeys(("min", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), 86400.0),
+}
 _DURATION_PATTERN = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{1,6})?)?\s*([a-z]+)\s*")
 
 
@@ -71,12 +76,9 @@ def parse_seconds(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     number_and_unit = _DURATION_PATTERN.fullmatch(value)
-    unit = ""
-    if number_and_unit is not None:
-        unit = _UNIT_OF_WORD.get(number_and_unit[2].removesuffix("s"), number_and_unit[2])
-    if number_and_unit is None or unit not in _UNIT_SECONDS:
+    if number_and_unit is None or number_and_unit[2] not in _UNIT_SECONDS:
         raise ValueError("write a number and a unit: 500 ms, 10 s, 5 min, 1 h, 1 d")
-    return float(number_and_unit[1] or 1) * _UNIT_SECONDS[unit]
+    return float(number_and_unit[1] or 1) * _UNIT_SECONDS[number_and_unit[2]]
 
 
 Seconds = Annotated[

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote_plus, unquote
+from uuid import uuid4
 
 import msgspec
 from pyspark.errors import AnalysisException, ParseException
@@ -25,7 +26,7 @@ from router_encoders.templates import text_column
 from router_http.options import checked_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame
 
@@ -280,39 +281,31 @@ def parse_json(template: Any) -> tuple[BodyPiece, ...]:
     `"{event.n}"` is the field's value, whatever its type; in a longer text fields are text. `{{` and `}}` are
     braces. Raises ValueError.
     """
-    pieces: list[BodyPiece] = []
-    for piece in _json_pieces(template):
-        if isinstance(piece, str) and pieces and isinstance(pieces[-1], str):
-            pieces[-1] += piece
-        else:
-            pieces.append(piece)
-    return tuple(pieces)
+    mark = uuid4().hex  # no text holds it
+    fields: list[BodyPiece] = []
+
+    def mark_fields(text: str) -> str:
+        pieces = parse_template(text)
+        if not any(fields_in(pieces)):
+            return "".join(map(str, pieces))
+        fields.append(pieces[0] if len(pieces) == 1 else Text(tuple(pieces)))
+        return mark
+
+    marked = json.dumps(_map_texts(template, mark_fields), separators=(",", ":"), allow_nan=False)
+    first, *literals = marked.split(f'"{mark}"')
+    pieces: list[BodyPiece] = [first]
+    for field, literal in zip(fields, literals, strict=True):
+        pieces += [field, literal]
+    return tuple(piece for piece in pieces if piece != "")
 
 
-def _json_pieces(node: Any) -> Iterator[BodyPiece]:
-    if isinstance(node, str):
-        yield _json_text(node)
-    elif isinstance(node, dict):
-        for place, (name, value) in enumerate(node.items()):
-            yield f"{',' if place else '{'}{json.dumps(name)}:"
-            yield from _json_pieces(value)
-        yield "}" if node else "{}"
-    elif isinstance(node, list):
-        for place, value in enumerate(node):
-            yield "," if place else "["
-            yield from _json_pieces(value)
-        yield "]" if node else "[]"
-    else:
-        yield json.dumps(node, allow_nan=False)
-
-
-def _json_text(text: str) -> BodyPiece:
-    pieces = parse_template(text)
-    if not any(fields_in(pieces)):
-        return json.dumps("".join(map(str, pieces)))
-    if len(pieces) == 1 and isinstance(pieces[0], Placeholder):
-        return pieces[0]
-    return Text(tuple(pieces))
+def _map_texts(node: Any, change: Callable[[str], Any]) -> Any:
+    """Return JSON with other values in place of its texts, but for names."""
+    if isinstance(node, dict):
+        return {name: _map_texts(value, change) for name, value in node.items()}
+    if isinstance(node, list):
+        return [_map_texts(value, change) for value in node]
+    return change(node) if isinstance(node, str) else node
 
 
 def body_fields(pieces: Iterable[BodyPiece]) -> tuple[list[str], list[str]]:
@@ -463,12 +456,5 @@ def check_wrap(wrap: Any) -> None:
 def _split_wrap(wrap: Any) -> list[bytes]:
     """Return the texts before and after the rows."""
     # JSON escapes each NUL of a text, so what is raw is the place of the rows, also where a key says the same.
-    return msgspec.json.encode(_mark_rows(wrap)).split(b"\0")
-
-
-def _mark_rows(node: Any) -> Any:
-    if isinstance(node, dict):
-        return {name: _mark_rows(value) for name, value in node.items()}
-    if isinstance(node, list):
-        return [_mark_rows(value) for value in node]
-    return msgspec.Raw(b"[\0]") if node == ROWS_MARK else node
+    marked = _map_texts(wrap, lambda text: msgspec.Raw(b"[\0]") if text == ROWS_MARK else text)
+    return msgspec.json.encode(marked).split(b"\0")

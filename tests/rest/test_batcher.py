@@ -7,6 +7,7 @@ import hashlib
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -203,6 +204,33 @@ def test_calls_that_are_filled_at_once_are_bounded_and_cut_alike(rows: list[Any]
     assert batcher._held == 0
     assert sorted(at for call in made for at in call.offsets) == sorted(row[2] for row in rows)
     assert [one.offsets for one in made] == [one.offsets for one in calls_of(rows, cut)]
+
+
+@pytest.mark.parametrize("drops", [(True, False), (False, False), (False, True), (True, True)])
+def test_a_queue_that_ends_twice_ends_for_all(drops: tuple[bool, bool]) -> None:
+    """Without it a task that was stopped while it read its last rows never ends."""
+
+    async def story() -> list[Call | None]:
+        queue = CallQueue(10)
+        ordered = [Call("a", 0, [at], [b"x"], order=1) for at in range(3)]
+        for call in ordered:
+            await queue.put(call)
+        first = await queue.take()
+        assert first is ordered[0]
+        takers = [asyncio.ensure_future(queue.take()) for _ in range(3)]
+        await asyncio.sleep(0)
+        for drop in drops:
+            queue.end_queue(drop=drop)
+        assert await asyncio.gather(*takers) == [None] * 3
+        queue.on_finished(first, whole=True)
+        taken = []
+        while (call := await queue.take()) is not None:
+            queue.on_finished(call, whole=True)
+            taken.append(call)
+        assert taken == ([] if any(drops) else ordered[1:])
+        return taken
+
+    asyncio.run(asyncio.wait_for(story(), 10))
 
 
 def test_the_calls_of_a_queue_have_so_many_bytes_together() -> None:

@@ -15,7 +15,6 @@ from requests.auth import AuthBase
 from router.delta.commit import StagedParts
 from router_rest.answers.bulk_results import BulkResults
 from router_rest.delivery.batcher import CallSize
-from router_rest.delivery.receipts import Responses
 from router_rest.logins.auth import Auth
 from router_rest.logins.credentials import SecretMask, forms_of
 from tests.rest.tasks import Tasks, changed, rows
@@ -76,7 +75,7 @@ def test_no_secret_is_kept_of_an_answer(
     results = BulkResults(path="items", status="status", reason="why") if "results" in status else None
     server.act = _echo("200 OK" if results else status, results is not None)
     landed = StagedParts(lake, "silver.answers", "games:run/wins/rest", 0)
-    job = server_tasks.job(auth=Auth.model_validate(AUTHS[auth]), cut=CallSize(rows=2), responses=Responses(landed))
+    job = server_tasks.job(auth=Auth.model_validate(AUTHS[auth]), cut=CallSize(rows=2), responses=landed)
 
     sent = server_tasks.run(changed(job, policy=replace(job.plan.policy, attempts=2, results=results)), rows(range(2)))
 

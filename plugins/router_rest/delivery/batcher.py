@@ -289,6 +289,8 @@ class CallQueue:
 
     def end_queue(self, *, drop: bool = False) -> None:
         """Take no more calls; with `drop` those in the queue are not sent either."""
+        if self.over and not drop:
+            return
         self.over = True
         if drop:
             while not self._ready.empty():

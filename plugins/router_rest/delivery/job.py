@@ -26,6 +26,7 @@ from router_rest.delivery.call import MAX_UNREAD_ANSWERS
 from router_rest.delivery.receipts import (
     PLACE_COLUMNS,
     RECEIPT_SCHEMA,
+    RECORD_SCHEMA,
     KnownReceipts,
     Settled,
     make_receipts,
@@ -252,7 +253,7 @@ class BatchJob:
         self.deliver_all()
         result = outcome_of(self.events, self.job.parts)
         if self.job.responses is not None:
-            self.job.responses.commit()
+            self.job.responses.commit(RECORD_SCHEMA)
         self.job.parts.commit(RECEIPT_SCHEMA)
         remove_call_logs(self.job.parts)
         return result

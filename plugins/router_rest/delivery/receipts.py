@@ -40,7 +40,7 @@ from router import raw_arrow_schema
 from router_rest.answers.pause_headers import MAX_RETRY_AFTER_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from router import Parts
     from router_rest.delivery.batcher import Call
@@ -216,10 +216,7 @@ class KnownReceipts:
 
     def find_open(self, place: Place, offsets: Any) -> Any:
         """Return, for each offset of a source partition, whether the row has no receipt."""
-        done = self.done.get(place)
-        if done is None:
-            return np.ones(len(offsets), bool)
-        return ~np.isin(offsets, done, kind="sort")
+        return np.isin(offsets, self.done.get(place, ()), invert=True, kind="sort")
 
     def open_rows(self, call: Call) -> Call:
         """Return a call of the rows without a receipt, with those that may have arrived, and whether it is held."""
@@ -381,12 +378,12 @@ PART_PAUSE_SECONDS = 1.0
 class ReceiptWriter:
     """The receipts of one task, written about every second; belongs to one event loop.
 
-    `also` is called with the rows, in a thread, before their receipts are written.
+    Answers are landed in `responses`, if they are to be, before their receipts are written.
     """
 
     parts: Parts
     owner: Owner
-    also: Callable[[Sequence[Settled]], None] | None = None
+    responses: Parts | None = None
     attempt: str = field(default_factory=lambda: str(uuid.uuid4()))
     rate: float = 0.0
     size: int = 0
@@ -470,8 +467,8 @@ class ReceiptWriter:
             raise
 
     def _write_blocking(self, settled: list[Settled], notes: dict[str, str]) -> None:
-        if self.also is not None and settled:
-            self.also(settled)
+        if self.responses is not None and settled:
+            write_responses(self.responses, settled)
         table: pa.Table = make_receipts(self.owner, settled)
         self.parts.write(table, notes)
 
@@ -486,38 +483,28 @@ RECORD_SCHEMA = raw_arrow_schema()
 """The columns of a raw record. `key` is the id of the call; `topic`, `partition` and `offset` are the event's."""
 
 
-@dataclass(frozen=True)
-class Responses:
-    """The records of delivered calls, `{"event": ..., "response": ...}`, in a table; it is pickled to tasks.
+def write_responses(parts: Parts, settled: Sequence[Settled]) -> None:
+    """Write the records of delivered calls, `{"event": ..., "response": ...}`, as one part of their table.
 
     An event or a response that is not JSON becomes a text. Each row of a call has the whole response.
     """
-
-    parts: Parts
-
-    def __call__(self, settled: Sequence[Settled]) -> None:
-        """Write the records of some calls as one part."""
-        rows = []
-        for each in settled:
-            if each.status != "delivered":
-                continue
-            response = _as_json(each.response)
-            for offset, row in zip(each.call.offsets, each.call.rows, strict=True):
-                rows.append(
-                    {
-                        "key": (each.id or "").encode(),
-                        "value": b'{"event":%b,"response":%b}' % (_as_json(row), response),
-                        "topic": each.call.topic,
-                        "partition": each.call.partition,
-                        "offset": offset,
-                        "timestamp": int(each.at * 1_000_000),
-                    }
-                )
-        self.parts.write(pa.Table.from_pylist(rows, RECORD_SCHEMA))
-
-    def commit(self) -> None:
-        """Add the records of the batch to their table. Runs on the driver."""
-        self.parts.commit(RECORD_SCHEMA)
+    rows = []
+    for each in settled:
+        if each.status != "delivered":
+            continue
+        response = _as_json(each.response)
+        for offset, row in zip(each.call.offsets, each.call.rows, strict=True):
+            rows.append(
+                {
+                    "key": (each.id or "").encode(),
+                    "value": b'{"event":%b,"response":%b}' % (_as_json(row), response),
+                    "topic": each.call.topic,
+                    "partition": each.call.partition,
+                    "offset": offset,
+                    "timestamp": int(each.at * 1_000_000),
+                }
+            )
+    parts.write(pa.Table.from_pylist(rows, RECORD_SCHEMA))
 
 
 def _as_json(text: bytes) -> bytes:

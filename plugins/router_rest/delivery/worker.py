@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from router import Encoding, Parts
     from router_rest.channel.protocol import ServerAddress
-    from router_rest.delivery.receipts import Owner, Place, Responses
+    from router_rest.delivery.receipts import Owner, Place
     from router_rest.delivery.send_plan import SendPlan
 
 REPORT_SCHEMA = pa.schema([("kind", pa.string()), ("text", pa.string()), ("receipt", pa.struct(list(RECEIPT_SCHEMA)))])
@@ -177,11 +177,7 @@ class Feed:
         self._given.put(Broken())
 
     def _take_reports(self) -> list[pa.RecordBatch]:
-        reports = []
-        with suppress(queue.Empty):
-            while True:
-                reports.append(self._reports.get_nowait())
-        return reports
+        return [self._reports.get() for _ in range(self._reports.qsize())]
 
     # in the loop's thread
 
@@ -238,7 +234,7 @@ class TaskJob:
     encoding: Encoding
     address: ServerAddress
     dead_at_most: int
-    responses: Responses | None = None
+    responses: Parts | None = None
 
 
 def split_stretches(rows: pa.RecordBatch) -> Iterator[tuple[Place, Any]]:

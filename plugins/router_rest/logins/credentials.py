@@ -80,8 +80,8 @@ class Credentials:
         """Return credentials for `make_login`; `refused` is the `version` that was answered with 401.
 
         If they end, a task asks again after `renewal` seconds, and until `good` seconds it does not wait for the
-        answer. May ask a token server. Raises ConnectionError while that is unavailable, StartError when it refuses this
-        client.
+        answer. May ask a token server. Raises ConnectionError while that is unavailable, StartError when it refuses
+        this client.
         """
         # Keys and tokens change, so they are made for each question; all else was made once.
         if self._keys is not None:
