@@ -304,18 +304,6 @@ TAKEN_HEADERS = {
 """Headers that the sink sets itself, and what to write instead."""
 
 
-def check_headers(headers: Mapping[str, Secret]) -> None:
-    """Raise ValueError for a header that cannot be sent, or that the sink sets itself."""
-    seen: set[str] = set()
-    for name, value in headers.items():
-        check_header(name, value)
-        if name.lower() in TAKEN_HEADERS:
-            raise ValueError(f"the header {name} belongs to the sink: {TAKEN_HEADERS[name.lower()]}")
-        if name.lower() in seen:
-            raise ValueError(f"the header {name} is given twice")
-        seen.add(name.lower())
-
-
 def checked_host(host: str) -> str:
     """Return a host in the form in which hosts are compared; raise ValueError for an invalid one."""
     try:
@@ -325,22 +313,6 @@ def checked_host(host: str) -> str:
     if not same:
         raise ValueError("a host is a name or an address, with a port if the URL has one: api.test:8443")
     return host.lower()
-
-
-PROXY_FROM_ENVIRONMENT = "environment"
-
-
-def check_proxy(url: str) -> None:
-    """Raise ValueError, which does not quote it, for an invalid URL of a proxy."""
-    if url == PROXY_FROM_ENVIRONMENT:
-        return
-    try:
-        parts = urlsplit(url)
-        whole = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
-    except ValueError:
-        whole = False
-    if not whole or not is_header_text(url) or parts.path.strip("/") or parts.query or parts.fragment:
-        raise ValueError("a proxy is http(s)://[user:password@]host[:port]")
 
 
 def check_hosts(template: UrlTemplate, hosts: tuple[str, ...]) -> None:
@@ -554,7 +526,14 @@ class RestOptions(ApplyingSink):
     @field_validator("headers")
     @classmethod
     def _check_headers(cls, headers: dict[str, Secret]) -> dict[str, Secret]:
-        check_headers(headers)
+        seen: set[str] = set()
+        for name, value in headers.items():
+            check_header(name, value)
+            if name.lower() in TAKEN_HEADERS:
+                raise ValueError(f"the header {name} belongs to the sink: {TAKEN_HEADERS[name.lower()]}")
+            if name.lower() in seen:
+                raise ValueError(f"the header {name} is given twice")
+            seen.add(name.lower())
         return headers
 
     @field_validator("receipts", "responses")
@@ -565,8 +544,17 @@ class RestOptions(ApplyingSink):
     @field_validator("proxy")
     @classmethod
     def _check_proxy(cls, proxy: Secret | None) -> Secret | None:
-        if proxy is not None:
-            check_proxy(proxy.get_secret_value())
+        url = "environment" if proxy is None else proxy.get_secret_value()
+        if url == "environment":
+            return proxy
+        try:
+            parts = urlsplit(url)
+            whole = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+        except ValueError:
+            whole = False
+        # The message does not quote it: it may hold a password.
+        if not whole or not is_header_text(url) or parts.path.strip("/") or parts.query or parts.fragment:
+            raise ValueError("a proxy is http(s)://[user:password@]host[:port]")
         return proxy
 
     @model_validator(mode="after")

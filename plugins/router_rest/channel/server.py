@@ -21,7 +21,6 @@ from router_rest.channel.protocol import (
     MAX_SILENT_TICKS,
     TICK_SECONDS,
     TICKS_PER_HEARTBEAT,
-    ServerAddress,
     line_of,
     server_tls,
 )
@@ -165,10 +164,6 @@ class TaskServer:
     def is_running(self) -> bool:
         """Say whether tasks are served."""
         return self._thread.is_alive()
-
-    def address_for(self, name: str) -> ServerAddress:
-        """Return the address for the tasks of a sink that is admitted to this limit."""
-        return ServerAddress(self._host, self._port, name, self._certificate, self._secret)
 
     def call_on_loop(self, question: Callable[[], Any]) -> Any:
         """Call a function on the server's thread, which alone calls listeners; return its result.

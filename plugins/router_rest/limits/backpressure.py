@@ -15,24 +15,24 @@ from math import ceil, floor, inf
 from router_rest.limits.sliding_window import USED_LIMIT_SHARE
 
 
+@dataclass
 class Meter:
     """A count of late events, by the part of a second: those of this part and of as many `kept` before it."""
 
-    def __init__(self, per_second: int = 10, kept: int = 10) -> None:
-        self._per_second = per_second
-        self._kept = kept
-        self._parts: deque[tuple[int, int]] = deque()
+    per_second: int = 10
+    kept: int = 10
+    _parts: deque[tuple[int, int]] = field(default_factory=deque)
 
     def add(self, now: float, many: int) -> None:
         """Count `many` events now."""
-        part = floor(now * self._per_second)
+        part = floor(now * self.per_second)
         if self._parts and self._parts[-1][0] == part:
             many += self._parts.pop()[1]
         self._parts.append((part, many))
 
     def count(self, now: float) -> int:
         """Return the events that are late enough."""
-        oldest = floor(now * self._per_second) - self._kept
+        oldest = floor(now * self.per_second) - self.kept
         while self._parts and self._parts[0][0] < oldest:
             self._parts.popleft()
         return sum(many for _, many in self._parts)

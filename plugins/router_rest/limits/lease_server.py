@@ -10,9 +10,11 @@ import asyncio
 import threading
 import time
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from router import ApiState
+from router_rest.channel.protocol import ServerAddress
 from router_rest.channel.server import AdmittedSink, TaskServer
 from router_rest.limits.coordinator import Coordinator
 from router_rest.limits.messages import TaskReport
@@ -20,7 +22,6 @@ from router_rest.limits.messages import TaskReport
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from router_rest.channel.protocol import ServerAddress
     from router_rest.channel.server import TaskSession
     from router_rest.limits.messages import Outlook, Pace
 
@@ -72,7 +73,7 @@ class LeaseServer(TaskServer):
             windows = sessions.coordinator.windows
             welcome = {"sized": windows.limits_rows, "keyed": windows.keyed}
             self.sinks[sink] = AdmittedSink(limit, sessions, welcome, stop, credentials)
-        return self.address_for(limit)
+        return ServerAddress(self._host, self._port, limit, self._certificate, self._secret)
 
     def dismiss_sink(self, sink: str) -> None:
         """Admit no more tasks of a sink. What its limit has counted is kept."""
@@ -167,15 +168,15 @@ class EarlierCall(NamedTuple):
     rows: int
 
 
+@dataclass(eq=False)
 class LimitSessions:
     """The coordinator of a limit, and the connections of its tasks."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
-        self.coordinator = coordinator
-        self.delivered: Counter[str] = Counter()
-        """The rows that tasks of each sink have delivered so far."""
-        self._sessions: dict[str, TaskSession] = {}
-        self._timer: asyncio.TimerHandle | None = None
+    coordinator: Coordinator
+    delivered: Counter[str] = field(default_factory=Counter)
+    """The rows that tasks of each sink have delivered so far."""
+    _sessions: dict[str, TaskSession] = field(default_factory=dict)
+    _timer: asyncio.TimerHandle | None = None
 
     def on_open(self, session: TaskSession) -> None:
         """Let a task take part."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import floor, inf
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -58,6 +58,7 @@ class Run:
     """What they are for, where each key has its own limit."""
 
 
+@dataclass
 class SlidingWindow:
     """The calls, or rows, that count in a window which ends at a given moment.
 
@@ -66,15 +67,14 @@ class SlidingWindow:
     late within its life each token is used.
     """
 
-    def __init__(self, most: int, seconds: float, grain: float) -> None:
-        self.most = most
-        self.seconds = seconds
-        self.grain = grain
-        self._lumps: list[tuple[float, int]] = []
-        """When each lump leaves every window, and how much it counts; in order of time."""
-        self._sum = 0
-        self._opened = -inf
-        """When the first token of the last lump leaves."""
+    most: int
+    seconds: float
+    grain: float
+    _lumps: list[tuple[float, int]] = field(default_factory=list)
+    """When each lump leaves every window, and how much it counts; in order of time."""
+    _sum: int = 0
+    _opened: float = -inf
+    """When the first token of the last lump leaves."""
 
     def drop_expired(self, now: float) -> None:
         """Drop what is in no window that ends now or later."""
