@@ -6,6 +6,7 @@ No Spark: each task runs in a process of its own, as `mapInArrow` would run it, 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import multiprocessing
 import sys
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from benchmarks.limiter_servers import limiter_server
 from benchmarks.runs import Run
@@ -224,7 +226,7 @@ def task_rows(url: str, partition: int, size: int, keys: Sequence[bytes] = (), r
         "_partition": pa.array([partition] * size, pa.int32()),
         "_offset": pa.array(range(size), pa.int64()),
         "_order": pa.nulls(size, pa.binary()),
-        "_to": pa.array([{"url": row_url, "fault": None} for row_url in urls], _URL),
+        "_to": pa.array([{"target": row_url, "fault": None} for row_url in urls], _TARGET),
         "_row": pa.array([b'{"n": %d}' % number for number in range(size)]),
     }
     if keys:
@@ -232,7 +234,7 @@ def task_rows(url: str, partition: int, size: int, keys: Sequence[bytes] = (), r
     return pa.RecordBatch.from_pydict(columns)
 
 
-_URL = pa.struct([("url", pa.string()), ("fault", pa.string())])
+_TARGET = pa.struct([("target", pa.string()), ("fault", pa.string())])
 
 
 def send_rows(
@@ -321,7 +323,8 @@ def run_task(job: TaskJob, rows: pa.RecordBatch, log: Path) -> None:
     rows_left = False
     with sent_calls() as sent:
         for report in send_task(job)(iter([rows])):
-            rows_left = rows_left or "left" in report["kind"].to_pylist()
+            for end in report.filter(pc.equal(report["kind"], "end"))["text"].to_pylist():
+                rows_left = "left" in json.loads(end)["counts"]
     with log.open("a") as file:
         file.writelines(f"{moment}\n" for moment in sent)
     if rows_left:

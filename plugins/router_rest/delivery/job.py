@@ -266,7 +266,7 @@ class BatchJob:
         while rows_left := self.run_job():
             if self.set_aside_failed() >= rows_left:
                 break
-            if not self.wait_to_retry() and self.park_overdue() >= rows_left:
+            if self.wait_to_retry() >= rows_left:
                 break
         if self._unread and not self._has_status():
             self._stop_sending(self._unread)
@@ -302,8 +302,8 @@ class BatchJob:
             self._log_waiting(result)
         return result.rows_left
 
-    def wait_to_retry(self) -> bool:
-        """Wait until it is worth starting another job; False when rows have waited for too long, and are to be parked.
+    def wait_to_retry(self) -> int:
+        """Wait until it is worth starting another job; return how many rows were parked, which had waited for too long.
 
         When the API has taken nothing for `max_outage.after`, these are all rows that are left. While it takes other
         rows, they are those of calls that it has failed for that long (see OutageClock): a few rows that it answers 500
@@ -317,22 +317,24 @@ class BatchJob:
             if self.batch.stop.wait(min(max(seconds, MIN_JOB_PAUSE_SECONDS), MAX_LOOK_PAUSE_SECONDS)):
                 raise ConnectionError(f"stopped while {self.limit} has not taken all rows of the batch")
             seconds = max(self.leases.outlook(self.limit).retry_after, until - time.monotonic())
-            if self._has_overdue_rows():
-                return False
-        return True
+            parked = self._park_overdue()
+            if parked is not None:
+                return parked
+        return 0
 
-    def _has_overdue_rows(self) -> bool:
-        """Return whether rows are to be parked. Raises StartError if the stream is to stop for them."""
+    def _park_overdue(self) -> int | None:
+        """Park rows that have waited for too long; None: there are none. Raises StartError if the stream is to stop."""
         limit = self.job.plan.max_outage
         if limit is None or limit.then == "wait":
-            return False
+            return None
         # Two clocks: nothing is taken, or others are and these calls are not.
         away = self.outage.seconds_away
         stuck = self.outage.overdue_ranges(limit.after)
         if away <= limit.after and not stuck:
-            return False
+            return None
         if limit.then == "park":
-            return True
+            only = None if away > limit.after else stuck
+            return self._park_ranges("the API has not taken it for longer than max_outage", only, "parked")
         taken = f"others for {limit.after:.0f} s or more"
         if away > limit.after:
             taken = f"nothing for {away:.0f} s"
@@ -353,14 +355,6 @@ class BatchJob:
         if self.job.plan.set_aside_as == "dead":
             self._check_dead(sum(last - first + 1 for *_, first, last in only), why)
         return self._park_ranges(why, only, self.job.plan.set_aside_as)
-
-    def park_overdue(self) -> int:
-        """Give rows that have waited for too long a receipt; return how many."""
-        assert self.job.plan.max_outage is not None
-        why = "the API has not taken it for longer than max_outage"
-        if self.outage.seconds_away > self.job.plan.max_outage.after:
-            return self._park_ranges(why, None, "parked")
-        return self._park_ranges(why, self.outage.overdue_ranges(self.job.plan.max_outage.after), "parked")
 
     def _park_ranges(self, why: str, only: Sequence[Range] | None, status: Status) -> int:
         write_receipts = self.batch.guarded(park_task(self.job, why, only, status=status))
