@@ -174,6 +174,8 @@ def tables(
     config = load_config(file, load_registry(plugin_files)).config
     if grants and (as_json or list_options != ListOptions()):
         raise click.UsageError("--grants prints SQL: it goes without --json, --watch, --sort and --only")
+    if as_of and (grants or list_options.watch):
+        raise click.UsageError("--as-of shows one moment: it goes without --watch and --grants")
     if catalog and not grants:
         raise click.UsageError("--catalog goes with --grants")
     if grants:
@@ -182,7 +184,8 @@ def tables(
     if as_of is not None:
         rows = _rows_as_of(config, as_of, patterns)
         listing = Listing("tables", f"tables of {config.lake} as of {as_of}", AS_OF_FIELDS, rows)
-        show_listings(config.name, list_options.choose_rows([listing]), as_json=as_json)
+        nothing = "no table existed then"
+        show_listings(config.name, list_options.choose_rows([listing]), as_json=as_json, nothing=nothing)
         raise SystemExit(int(any(row["why"] for row in rows)))
     if len(patterns) == 1 and is_name(patterns[0]) and list_options == ListOptions():
         facts = explain_table(config, patterns[0])
@@ -211,7 +214,7 @@ def _rows_as_of(config: Config, as_of: str, patterns: tuple[str, ...]) -> list[d
     if as_of.isdecimal():
         moment = LakeMoment.of_batches(lake, config.ledger, {config.name: int(as_of)})
     else:
-        moment = LakeMoment(int(parse_since(as_of) * 1000))
+        moment = LakeMoment(int(parse_since(as_of, "--as-of") * 1000))
     names = chosen_names(patterns, lake.every_table(), f"table of {config.lake}")
     versions, faults = versions_at(lake, moment, names)
     rows = []

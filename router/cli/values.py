@@ -40,7 +40,7 @@ def read_interval_option(ctx: click.Context, option: click.Parameter, text: str 
         raise click.BadParameter(f"{text!r} {error}") from None
 
 
-def parse_since(text: str) -> float:
+def parse_since(text: str, option: str = "--since") -> float:
     """Return a time, or how long ago it was, in seconds since 1970."""
     try:
         return parse_zoned_moment(text).timestamp()
@@ -50,7 +50,7 @@ def parse_since(text: str) -> float:
         return (datetime.now(timezone.utc) - parse_interval(text)).timestamp()
     except ValueError:
         message = f"{text!r} is neither a time with a zone (2025-01-31T12:00:00Z) nor a length (2 h)"
-        raise click.BadParameter(message, param_hint="--since") from None
+        raise click.BadParameter(message, param_hint=option) from None
 
 
 def chosen_names(patterns: tuple[str, ...], names: Iterable[str], what: str) -> list[str]:

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from router.delta.dataset import dataset_of
-from router.delta.history import log_commits, log_versions
+from router.delta.history import REPAIRED, log_commits, log_versions
 from router.delta.maintenance import paths_of
 from router.delta.transaction_id import IdKind, parse_transaction_id
 from router.errors import StartError, TableError, first_line
@@ -33,6 +33,9 @@ OF_BATCHES: frozenset[IdKind] = frozenset({
     *("bronze", "dead_letters", "ledger"),
 })  # fmt: skip
 """The kinds of transaction ids whose number is that of a batch."""
+
+CLOCKS_DIFFER = 600_000
+"""Milliseconds by which the clocks of machines that commit to one table may differ."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,9 @@ class LakeMoment:
         ends = []
         for query, batch in wanted.items():
             finished = _ends_of_batches(lake, ledger, query)
-            of_number = finished.filter(pc.field("batch_id") == batch).sort_by("finished").to_pylist()
+            of_number = []
+            if batch < 1 << 63:
+                of_number = finished.filter(pc.field("batch_id") == batch).sort_by("finished").to_pylist()
             if not of_number:
                 raise StartError(f"{ledger} has no batch {batch} of {query}; `router ledger FILE` shows the last ones")
             end = of_number[-1]
@@ -103,8 +108,8 @@ class LakeMoment:
             if within:
                 needed = max(needed, commit.version)
             elif needed < 0 and True not in is_later.values() and self._is_within(table, commit):
-                # Clocks of machines differ: only if there is no batch to find, no older commit can be a later one.
-                if not self.batches:
+                # Clocks of machines differ: a commit of a later batch may say that it is somewhat older.
+                if not self.batches or (commit.written or 0) < self.at - CLOCKS_DIFFER:
                     break
             elif True in is_later.values() or needed < 0:
                 version = commit.version - 1
@@ -113,6 +118,8 @@ class LakeMoment:
                 raise TableError(table, f"no version has {queries} alone")
             if self.batches and not left:
                 break
+        if version < 0 and REPAIRED in commit.notes:
+            raise TableError(table, "it was rebuilt with a new log")
         if version < 0:
             return None
         if version < versions[0]:

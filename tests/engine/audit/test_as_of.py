@@ -14,6 +14,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from router import StartError, TableError, read
 from router.cli import commands
+from router.delta.history import REPAIRED
 from router.delta.maintenance import MaintenanceOptions, maintain_table
 from router.engine import ledger
 from router.engine.audit.as_of import LakeMoment
@@ -116,6 +117,19 @@ def test_a_batch_is_that_of_the_newest_run_that_has_it(lake: Lake) -> None:
     assert versions(2) == [2, 0, None]
     with pytest.raises(StartError, match=r"ops\.ledger has no batch 3 of games"):
         versions(3)
+
+
+def test_a_table_with_a_new_log_is_named(lake: Lake) -> None:
+    """Without it a rebuilt table looks as if it had not existed."""
+    write_ledger(lake, "games", ("a", 0))
+    properties = CommitProperties(custom_metadata={REPAIRED: "{}"})
+    write_deltalake(lake.address("silver.uno"), pa.table({"n": [1]}), commit_properties=properties)
+    moment = LakeMoment.of_batches(lake, "ops.ledger", {"games": 0})
+
+    with pytest.raises(TableError, match="it was rebuilt with a new log"):
+        moment.find_version(lake, "silver.uno")
+    with pytest.raises(StartError, match="has no batch"):
+        LakeMoment.of_batches(lake, "ops.ledger", {"games": 10**30})
 
 
 def test_two_queries_that_share_a_table_each_have_their_own_batch(lake: Lake) -> None:
