@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import random
 import string
+from datetime import date, time
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import fastavro
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -195,8 +199,15 @@ def test_messages_and_objects_of_a_registry(
 ) -> None:
     """Two messages of one file in one topic, objects in another, a compacted one of Avro, and all in one."""
     proto = (
-        'syntax = "proto3"; package shop; message Paid { string id = 1; double amount = 2; } '
+        'syntax = "proto3"; package shop; import "google/protobuf/duration.proto"; '
+        'import "google/protobuf/timestamp.proto"; enum Way { NONE = 0; CARD = 1; } '
+        "message Paid { string id = 1; double amount = 2; Way way = 3; google.protobuf.Duration took = 4; "
+        "google.protobuf.Timestamp on = 5; bytes token = 6; map<string, int64> points = 7; } "
         "message Sent { string id = 1; string town = 2; }"
+    )
+    required = (
+        'syntax = "proto2"; message Old { required string id = 1; required int32 n = 2; required Inner more = 3; '
+        "message Inner { required bytes b = 1; } }"
     )
     document = {"type": "object", "properties": {"id": {"type": "string"}, "n": {"type": "integer"}}}
     avro = {"type": "record", "name": "Row", "namespace": "my.shop", "fields": [
@@ -205,24 +216,57 @@ def test_messages_and_objects_of_a_registry(
         {"name": "hash", "type": {"type": "fixed", "name": "Hash", "size": 4}},
         {"name": "tags", "type": {"type": "array", "items": "string"}},
         {"name": "more", "type": ["null", "Hash"]},
+        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
+        {"name": "opens", "type": {"type": "int", "logicalType": "time-millis"}},
+        {"name": "points", "type": {"type": "map", "values": "long"}},
+        {"name": "part", "type": ["null", {"type": "record", "name": "Part", "fields": [
+            {"name": "weight", "type": ["null", "int", "double"]}]}]},
     ]}  # fmt: skip
+    parsed = fastavro.parse_schema(avro)
+
+    def write_row(number: int) -> bytes:
+        row = {
+            "id": chr(97 + number % 20),
+            "on": date(2026, 1, 1 + number % 20),
+            "size": "SL"[number % 2],
+            "hash": b"\xff\x00ab",
+            "tags": ["a", "b"],
+            "more": b"\xff\x00ab" if number % 2 else None,
+            "price": Decimal("12.50"),
+            "opens": time(20, 15),
+            "points": {f"ann{number}": number},
+            "part": {"weight": 1.5} if number % 2 else None,
+        }
+        target = io.BytesIO()
+        fastavro.schemaless_writer(target, parsed, row)
+        return target.getvalue()
+
     with RegistryClient(RegistryOptions(url=schema_registry.url)) as client:
         of_proto = client.register("init-two-value", "PROTOBUF", proto)
+        of_proto2 = client.register("init-old-value", "PROTOBUF", required)
         of_json = client.register("init-objects-value", "JSON", json.dumps(document))
         of_avro = client.register("init-rows-value", "AVRO", json.dumps(avro))
-    messages = [b"\x0a\x01a\x11" + b"\0" * 8, b"\x0a\x01b\x12\x04rome"]
+    # An amount, a way, a duration of 1.5 s, a time, a token, and points of somebody.
+    paid = (
+        b"\x0a\x01a\x11"
+        + b"\0" * 7
+        + b"@\x18\x01\x22\x08\x08\x01\x10\x80\xca\xb5\xee\x01\x2a\x06\x08\x80\xe7\x80\x8f\x06"
+    )
+    messages = [paid + b"\x32\x02\xff\x00\x3a\x07\x0a\x03ann\x10\x05", b"\x0a\x01b\x12\x04rome"]
     two = [pack_value(of_proto, (number % 2,), messages[number % 2]) for number in range(40)]
     objects = [pack_value(of_json, None, json.dumps({"id": f"o-{n}", "n": n}).encode()) for n in range(40)]
-    rows = [pack_value(of_avro, None, bytes([2, 97 + n % 20, 2, n % 2 * 2, 1, 2, 3, 4, 0, 0])) for n in range(40)]
+    rows = [pack_value(of_avro, None, write_row(number)) for number in range(40)]
     fill(broker, "init-two", two)
+    fill(broker, "init-old", [pack_value(of_proto2, (0,), b"\x0a\x01a\x10\x01\x1a\x03\x0a\x01x")] * 40)
     fill(broker, "init-objects", objects)
     fill(broker, "init-rows", rows, [bytes([97 + n % 20]) for n in range(40)], **{"cleanup.policy": "compact"})
     fill(broker, "init-all", [*two, *objects])
-    for topic, landed in (("two", 40), ("objects", 40), ("rows", 80), ("all", 80)):
+    for topic, landed in (("two", 40), ("old", 40), ("objects", 40), ("rows", 80), ("all", 80)):
         options = ("--kafka", broker.servers, "--registry", schema_registry.url, "--topic", f"init-{topic}")
         init("shop", *options, "--force")
         text = Path("shop.yaml").read_text()
         Path("shop.yaml").write_text(text.replace("${LAKE:-./lake}", f"lake-{topic}"))
+        assert "ann" not in Path("shop.test.yaml").read_text()
         assert check_and_run(spark)["landed"] == landed, topic
 
 
