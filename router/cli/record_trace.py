@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -64,8 +65,8 @@ def trace(
     """
     if [place, key, where].count(None) != 2:
         raise click.UsageError("give the place of one record, or find records with --key or with --where")
-    if place is None and [since, last].count(None) != 1:
-        raise click.UsageError("--key and --where need a bound: --since, or --last")
+    if [since, last].count(None) != (1 if place is None else 2):
+        raise click.UsageError("--key and --where need a bound, --since or --last; the place of a record has none")
     from router.engine.audit.record_trace import RecordTrace
     from router.engine.reprocess.preview import RecordChoice
     from router.engine.reprocess.record_trial import find_by_condition, find_by_key, judge_record
@@ -75,7 +76,7 @@ def trace(
     if place is None:
         seconds = None if since is None else parse_since(since)
         if where is None:
-            places = find_by_key(loaded.config, str(key).encode(), seconds, last)
+            places = find_by_key(loaded.config, os.fsencode(str(key)), seconds, last)
         else:
             choice = RecordChoice(last or 1, None if seconds is None else RecordRange(since=seconds))
             click.echo(_STARTS_SPARK, err=True)
@@ -100,7 +101,7 @@ def _parse_place(text: str) -> TracedPlace:
     """Return the place that is written as TOPIC/PARTITION/OFFSET; a topic may be a path, or empty, as a partition."""
     from router.engine.audit.record_search import TracedPlace
 
-    match = re.fullmatch(r"(.*)/(\d*)/(\d+)", text, re.DOTALL)
+    match = re.fullmatch(r"(.*)/(\d{0,9})/(\d{1,18})", text, re.DOTALL)
     if match is None:
         raise click.BadParameter(f"{text!r} is not TOPIC/PARTITION/OFFSET (events/0/100)", param_hint="PLACE")
     topic, partition, offset = match.groups()

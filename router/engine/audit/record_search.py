@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from router.delta.dataset import dataset_of
-from router.delta.history import log_commits, log_versions
+from router.delta.dataset import rows_with
+from router.delta.history import REPAIRED, log_commits, log_versions
 from router.delta.unreadable_values import as_rows
 from router.errors import TableError
 from router.own_names import OFFSET, PARTITION, TOPIC
@@ -66,7 +66,7 @@ def rows_at(table: DeltaTable, place: TracedPlace) -> list[dict[str, Any]] | Non
     columns = coordinates_in(pa.schema(table.schema().to_arrow()))
     if not columns:
         return None
-    return as_rows(dataset_of(table, *columns).to_table(filter=place.holds(columns)))
+    return as_rows(rows_with(table, place.holds(columns), columns))
 
 
 def find_commit(lake: Lake, table: str, app_id: str, batch: int, *, exact: bool = True) -> LogCommit | None:
@@ -76,6 +76,13 @@ def find_commit(lake: Lake, table: str, app_id: str, batch: int, *, exact: bool 
     tell.
     """
     versions = log_versions(lake, table)
+    if versions and versions[0] == 0 and REPAIRED in next(log_commits(lake, table, [0])).notes:
+        raise TableError(table, "it was rebuilt with a new log")
+    # A version knows the newest number of each id: most tables never had this one, and need no search.
+    newest = lake.open(table)
+    last = None if newest is None else newest.transaction_version(app_id)
+    if last is None or last < batch:
+        return None
 
     @cache
     def own_number(version: int) -> int | None:

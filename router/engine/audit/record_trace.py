@@ -46,7 +46,7 @@ from router.engine.quarantine.table import WAITS_FOR, Place, kind_of
 from router.engine.source.position import BATCH_BITS
 from router.engine.start.checks import Checkpoint
 from router.errors import TableError, first_line, join_names, shorten_cause, to_printable
-from router.own_names import ARRIVAL, BATCH_ID, CAUSE, QUERY, TABLE
+from router.own_names import ARRIVAL, BATCH_ID, CAUSE, OFFSET, QUERY, TABLE
 from router.record import BATCH, RECORD_ARRIVAL
 from router.table_names import is_name, matches_any, template_glob
 
@@ -171,26 +171,34 @@ class RecordTrace:
             return
         name = bronze.table_of(self.place.topic or "") if bronze.per_topic else bronze.template
         rows = self.rows_in(name)
-        if not rows:
-            yield TraceLine("record", "read", "there is no such record", name)
+        if not rows and self.readings:
+            self.is_found = True
+            why = f"{name} has no row of it, though a batch read its offset"
+            yield TraceLine("record", "unknown", "what was received", why)
+        elif not rows:
+            yield TraceLine("record", "derived", "there is no such record", f"{name} has no row of it")
         for row in rows:
             value = row["value"] or b""
             text = f"{_join_values(row, _OF_RECORD)} ({len(value):,} bytes); batch {row[BATCH]} landed it"
             yield TraceLine("record", "read", text, name, {**as_facts(row), "value_bytes": len(value)})
-            self._note_batch(row)
+            self._note_batch(name, row)
             # https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html
             if value[:1] == b"\0" and len(value) >= 5:
                 schema_id = int.from_bytes(value[1:5], "big")
                 text = f"id {schema_id}, if the value has the wire format of a registry"
                 yield TraceLine("schema", "derived", text, "its first five bytes", {"schema_id": schema_id})
 
-    def _note_batch(self, row: dict[str, Any]) -> None:
-        """Note the batch of a row of bronze, if it is one of this run that the ledger does not have yet."""
+    def _note_batch(self, name: str, row: dict[str, Any]) -> None:
+        """Note the batch of a row of bronze, `name`, if it is one of this run that the ledger does not have yet."""
         if any(reading.batch == row[BATCH] for reading in self.readings):
             return
         run = Checkpoint.read(self.checkpoint).run or ""
         ordinal = (row.get(RECORD_ARRIVAL) or 0) >> BATCH_BITS
-        if CheckpointStore(self.checkpoint).read_note().runs.get(run, 0) == ordinal:
+        # Another query may share bronze, and count its batches as this one does.
+        app_id = str(batch_id(f"{self.config.name}:{run}", "/bronze", name))
+        if CheckpointStore(self.checkpoint).read_note().runs.get(run, 0) == ordinal and find_commit(
+            self.lake, name, app_id, row[BATCH]
+        ):
             self.readings.append(_Reading(run, row[BATCH]))
 
     def _decoder_line(self, reading: _Reading) -> TraceLine:
@@ -284,7 +292,7 @@ class _SinkTrace:
         facts = [_facts_of_commit(table, commit) for table, commit in commits.items() if isinstance(commit, LogCommit)]
         if facts:
             texts = [f"{fact['table']} (version {fact['version']}, {str(fact['time'])[:19]}Z)" for fact in facts]
-            text = f"{reading.name} committed rows of its records to {join_names(texts)}"
+            text = f"{reading.name} committed rows to {join_names(texts)}"
             yield self._line("read", text, "their logs", {"run": reading.run, "batch": reading.batch, "commits": facts})
         errors = [error for error in commits.values() if isinstance(error, Exception)]
         if errors:
@@ -325,10 +333,14 @@ class _SinkTrace:
             # Of a history the current row is what the key is today.
             if row.get("is_current") is False:
                 continue
+            if row[OFFSET] is None:
+                text = f"{what} is of no record: another writer put it there"
+                yield self._line("read", text, table, {"table": table})
+                continue
             other = str(TracedPlace(*(row[name] for name in OWN_PLACE)))
             facts = {"table": table, "key": as_facts(key), "row_of": other}
             yield self._line("read", f"{what} is of record {as_text(other)} today", table, facts)
-            if row[ARRIVAL] < outbox_row[ARRIVAL] and not self.letters:
+            if (row[ARRIVAL] or 0) < (outbox_row[ARRIVAL] or 0) and not self.letters:
                 text = "it came late, or waits, or one that was processed again took its place"
                 yield self._line("derived", text, "the record of that row arrived in an earlier batch")
 
@@ -366,9 +378,13 @@ class _SinkTrace:
             )
             yield self._line("unknown", "whether it was delivered", why)
             return
-        text = "it was refused" if self.letters else "it was delivered"
-        origin = f"by {self.config.ledger} no row of the sink waits; dead letters of it: {len(self.letters)}"
-        yield self._line("derived", text, origin, {"delivered": not self.letters})
+        letters = [letter for letter in self.letters if letter.get("replayed") is None]
+        if self.letters and not letters:
+            yield self._line("unknown", "whether a replay delivered it", "receipts would say, and the sink has none")
+            return
+        text = "it was refused" if letters else "it was delivered"
+        origin = f"by {self.config.ledger} no row of the sink waits; dead letters of it: {len(letters)}"
+        yield self._line("derived", text, origin, {"delivered": not letters})
 
     def _quarantine_lines(self) -> Iterator[TraceLine]:
         """Yield the rows of the record in the quarantine; of those that have left it, while their files are there."""

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from router.api.parts import Rule
 from router.api.sinks import TableSink
 from router.config.models import Route
-from router.delta.dataset import dataset_of
+from router.delta.dataset import rows_with
 from router.delta.unreadable_values import as_rows
 from router.engine.audit.record_search import TracedPlace
 from router.engine.audit.record_trace import TraceLine, as_facts, as_text
@@ -80,9 +80,9 @@ def find_by_key(config: Config, key: bytes, since: float | None, last: int | Non
     for table in bronze.versions:
         handle = lake.open(table)
         if handle is not None:
-            rows = dataset_of(handle, "timestamp", "batch_id").to_table(columns=[*PLACE], filter=is_chosen)
-            places += [TracedPlace(**row) for row in rows.to_pylist()]
-    return sorted(places, key=repr)
+            rows = rows_with(handle, is_chosen, ("key", "timestamp", "batch_id"), *PLACE)
+            places += [TracedPlace(**row) for row in rows.select(PLACE).to_pylist()]
+    return sorted(set(places), key=_in_order)
 
 
 def find_by_condition(context: ReprocessContext, choice: RecordChoice, condition: str) -> list[TracedPlace]:
@@ -91,7 +91,12 @@ def find_by_condition(context: ReprocessContext, choice: RecordChoice, condition
     with _trial_of(context, choice, (_route(condition, "1 AS one"),)) as trial:
         for _, _, rows in trial.staged_rows():
             found |= {TracedPlace(*(row[name] for name in TRACED)) for row in rows.to_pylist()}
-    return sorted(found, key=repr)
+    return sorted(found, key=_in_order)
+
+
+def _in_order(place: TracedPlace) -> tuple[str, int, int]:
+    topic, partition, offset = place
+    return topic or "", -1 if partition is None else partition, offset
 
 
 def judge_record(context: ReprocessContext, place: TracedPlace) -> list[TraceLine]:
