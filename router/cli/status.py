@@ -91,6 +91,8 @@ def status(
     summary = stream_summary(config, str(file))
     now = time.time()
     summary["findings"] = findings_of(summary, max_age, str(file), now)
+    if summary["findings"]:  # the first is the worst
+        summary["verdict"] = summary["findings"][0]["severity"]
     # Cron knows by the code whether to wake a person: 2 for what is down, whatever else is wrong.
     code = max((EXIT_CODES[finding["severity"]] for finding in summary["findings"]), default=0)
     if as_json:

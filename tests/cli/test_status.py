@@ -318,6 +318,8 @@ def test_a_stream_without_a_server_is_seen_by_its_lock(run_status: RunStatus, ch
         done = run_status()
         assert (done.exit_code, done.output.splitlines()[0]) == (0, "games: running")
         assert run_status("--max-age", "5 min").exit_code == 2
+        document = json.loads(run_status("--max-age", "5 min", "--json").stdout)
+        assert (document["verdict"], document["exit_code"]) == ("act", 2)
 
 
 def test_a_stream_that_drains_its_source_may_be_down(run_status: RunStatus, tmp_path: Path) -> None:

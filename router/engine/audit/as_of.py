@@ -49,6 +49,8 @@ class BatchEnd:
 
     def is_before(self, commit: LogCommit) -> bool | None:
         """Return whether a commit is of a later batch; None if it is of no batch of this query's stream."""
+        if REPAIRED in commit.notes:  # it has the ids of all batches that it made again
+            return None
         for app_id, number in commit.transactions.items():
             known = parse_transaction_id(app_id)
             if known is None or known.kind not in OF_BATCHES or known.query_name != self.query:

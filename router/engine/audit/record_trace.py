@@ -323,16 +323,15 @@ class _SinkTrace:
         key = {name: outbox_row[name] for name in keyed.keys}
         wanted = pa.Table.from_pylist([key])
         names = [*keyed.keys, *OWN_PLACE, ARRIVAL, "is_current"]
-        rows = as_rows(rows_of_keys(handle, wanted, keyed, names))
+        # Of a history the current row is what the key is today.
+        states = as_rows(rows_of_keys(handle, wanted, keyed, names))
+        rows = [state for state in states if state.get("is_current") is not False]
         deletions = deletions_table(self.lake, table)
         what = f"the row of its key ({as_text(key)}) in {table}"
         if not rows and deletions is not None:
             rows = as_rows(rows_of_keys(deletions, wanted, keyed, names))
             what = f"the deletion of its key ({as_text(key)}) in {table}"
         for row in rows:
-            # Of a history the current row is what the key is today.
-            if row.get("is_current") is False:
-                continue
             if row[OFFSET] is None:
                 text = f"{what} is of no record: another writer put it there"
                 yield self._line("read", text, table, {"table": table})
@@ -455,7 +454,7 @@ def _own_values(row: dict[str, Any]) -> dict[str, Any]:
 
 def as_facts(value: Any) -> Any:
     """Return a value, or the values of a row, as JSON has them: bytes as text, cut off."""
-    return json.loads(json.dumps(value, default=_unquoted))
+    return json.loads(json.dumps(value, default=_unquoted), parse_constant=str)
 
 
 def as_text(value: Any) -> str:

@@ -122,7 +122,8 @@ def test_a_batch_is_that_of_the_newest_run_that_has_it(lake: Lake) -> None:
 def test_a_table_with_a_new_log_is_named(lake: Lake) -> None:
     """Without it a rebuilt table looks as if it had not existed."""
     write_ledger(lake, "games", ("a", 0))
-    properties = CommitProperties(custom_metadata={REPAIRED: "{}"})
+    ids = [Transaction("games:a/all/tables/silver.uno", 0)]
+    properties = CommitProperties(custom_metadata={REPAIRED: "{}"}, app_transactions=ids)
     write_deltalake(lake.address("silver.uno"), pa.table({"n": [1]}), commit_properties=properties)
     moment = LakeMoment.of_batches(lake, "ops.ledger", {"games": 0})
 
