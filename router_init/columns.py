@@ -176,7 +176,9 @@ class Column:
             inner.mark_maps()
 
     def field_names(self) -> set[str]:
-        """Return the names of fields, also of those inside; names that are data are none."""
+        """Return the names of fields, also of those inside; names that are data are none, nor those in a text."""
+        if self.kind == "mixed":
+            return set()
         names = {name for name in self.inside if name is not None}
         for inner in self.inside.values():
             names |= inner.field_names()
@@ -203,7 +205,8 @@ class Column:
         if self.kind in SCALARS:
             return SCALARS[self.kind]()
         if self.kind == "object" and not self.is_map:
-            return self.struct() if self.struct().fields else None
+            struct = self.struct()
+            return struct if struct.fields else None
         inner = self.inside[None].type()
         if inner is None:
             return None

@@ -257,7 +257,8 @@ def _case(plan: Plan, table: Table, *, with_values: bool) -> dict[str, Any]:
             "topic": found.sample.name if plan.has_topics else None,
         }
         records.append({key: option for key, option in options.items() if option is not None})
-        keys.add(shown.get(table.latest or ""))
+        if table.latest is not None:
+            keys.add(shown.get(table.latest))
         row = expect_row(plan.struct, shown) if found.decoder == "json" else {}
         tables[name] = [row] if row else 1
     if table.latest is not None:

@@ -221,8 +221,8 @@ def declared_names(schema: str) -> set[str]:
     def note_names(part: dict[str, Any]) -> dict[str, Any]:
         if isinstance(part.get("properties"), dict):
             names.update(part["properties"])
-        if isinstance(part.get("name"), str):
-            names.add(part["name"])
+        if isinstance(part.get("fields"), list):
+            names.update(field["name"] for field in part["fields"] if isinstance(field, dict) and "name" in field)
         return part
 
     json.loads(schema, object_hook=note_names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,6 @@ from router_init.columns import Column
 from router_init.kinds import FEWEST_RECORDS, Candidate, find_candidates, value_at
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Iterator, Mapping, Sequence
 
     from router_init.formats import Found
@@ -112,7 +112,8 @@ class Table:
         """Return the fields that may be keys, with their values: whole numbers and texts in nearly all records."""
         keys = {}
         for name, column in self.records.inside.items():
-            values = column.value_counts
+            # A few records may have another type there.
+            values = Counter(value for value in column.values if type(value) in (str, int) and value != "")
             if values.total() >= FEWEST_RECORDS * len(self.found.events) and PLAIN_NAME.fullmatch(str(name)):
                 keys[str(name)] = values
         return dict(sorted(keys.items()))

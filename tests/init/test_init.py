@@ -228,6 +228,41 @@ def test_what_is_nested_too_deep_is_garbage() -> None:
     assert columns_of(written()) == {"b": "bigint"}
 
 
+def test_names_in_a_column_of_several_types_stand_in_no_file() -> None:
+    """Without it a column that becomes text shows names that are data."""
+    values: list[Any] = [{"id": number, "v": number} for number in range(60)]
+    values += [{"id": 60 + number, "v": {f"u{number}@mail.example": 1}} for number in range(8)]
+    write_lines([json.dumps(value).encode() for value in values])
+    written()
+
+    assert "mail.example" not in Path("shop.yaml").read_text() + Path("shop.test.yaml").read_text()
+
+
+def test_a_record_of_many_levels_takes_no_longer() -> None:
+    """Without it one odd record in a topic takes minutes, twice as long with each level."""
+    deep: Any = 1
+    for _ in range(40):
+        deep = {"a": deep}
+    write_lines([json.dumps({"id": number, "deep": deep}).encode() for number in range(3)])
+
+    assert "deep" in columns_of(written())
+
+
+@pytest.mark.parametrize("value", [{"": [1], "id": 1}, {"": {"a": 1}, "id": 1}])
+def test_a_field_without_a_name_may_hold_anything(value: dict[str, Any]) -> None:
+    write_lines([json.dumps({**value, "id": number}).encode() for number in range(50)])
+
+    written()
+
+
+def test_rows_of_csv_files_may_be_longer_than_their_header() -> None:
+    Path("in").mkdir()
+    lines = [f"{number},kind,a@b,more" for number in range(50)]
+    Path("in", "a.csv").write_text("\n".join(["id,type,email", *lines]))
+
+    written()
+
+
 def test_one_record_of_eight_megabytes() -> None:
     write_lines([json.dumps({"type": "a", "text": "x" * 8_000_000}).encode()])
     written()

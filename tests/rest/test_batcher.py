@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 from collections import Counter
 from typing import Any
 
@@ -231,6 +232,37 @@ def test_a_queue_that_ends_twice_ends_for_all(drops: tuple[bool, bool]) -> None:
         return taken
 
     asyncio.run(asyncio.wait_for(story(), 10))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_call_of_a_queue_goes_out_in_its_order(seed: int) -> None:
+    """Without it a task whose calls have an order and limits of keys waits for ever, at the cost of a core."""
+    chance = random.Random(seed)
+
+    async def story() -> None:
+        queue = CallQueue(chance.choice([2, 8, 50]), of_key=chance.choice([0, 1, 2]))
+        done: dict[int | None, list[int]] = {}
+
+        async def work() -> None:
+            while (call := await queue.take()) is not None:
+                for admit in chance.choice([(True,), (False,), (False, True)]):
+                    await asyncio.sleep(0)
+                    if admit:
+                        queue.on_admitted(call)
+                done.setdefault(call.order, []).append(call.offsets[0])
+                queue.on_finished(call, whole=True)
+
+        tasks = [asyncio.ensure_future(work()) for _ in range(chance.randint(1, 6))]
+        count = chance.randint(1, 60)
+        for at in range(count):
+            order = chance.choice([None, 0, 1, 2])
+            await queue.put(Call("t", 0, [at], [b"x"], order=order, limit=str(chance.randrange(3))))
+        queue.end_queue()
+        await asyncio.gather(*tasks)
+        assert sum(map(len, done.values())) == count or queue.stuck
+        assert all(offsets == sorted(offsets) for order, offsets in done.items() if order is not None)
+
+    asyncio.run(story())
 
 
 def test_the_calls_of_a_queue_have_so_many_bytes_together() -> None:

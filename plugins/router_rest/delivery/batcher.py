@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 from zlib import crc32
 
-import pyarrow as pa
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
 
     from router import Encoding
     from router_rest.templates import Body
@@ -210,7 +210,8 @@ class CallQueue:
     _behind_key: dict[str, deque[Call]] = field(default_factory=dict)
     _standing: int = 0
     _ready: asyncio.Queue[Call | None] = field(default_factory=asyncio.Queue)
-    """Calls that may be sent. Behind the last one stands None, which each taker leaves for the next one."""
+    """Calls that may be sent. Behind the last one stands one None, which each taker leaves for the next one."""
+    _has_end: bool = False
     _behind: dict[int, deque[Call]] = field(default_factory=dict)
     _blocked: set[int] = field(default_factory=set)
     _room: asyncio.Event = field(default_factory=asyncio.Event)
@@ -260,8 +261,7 @@ class CallQueue:
             self._standing -= 1
             self.held += 1
             self._ask_for_token(behind.popleft())
-            if self.over and not self._standing:
-                self._ready.put_nowait(None)
+            self._put_end()
             return
         self._behind_key.pop(call.limit, None)
         self._asking[call.limit] -= 1
@@ -298,8 +298,14 @@ class CallQueue:
             for behind in (*self._behind.values(), *self._behind_key.values()):
                 behind.clear()
             self._standing = 0
+            self._has_end = False
         self._room.set()
-        if not self._standing:
+        self._put_end()
+
+    def _put_end(self) -> None:
+        # Calls of an order may come to stand after the end is there: a second one would be taken for a call.
+        if self.over and not self._standing and not self._has_end:
+            self._has_end = True
             self._ready.put_nowait(None)
 
     def _begin_call(self, call: Call) -> None:
@@ -405,7 +411,7 @@ class RowReader:
 
     def _read_urls(self, rows: pa.RecordBatch) -> tuple[Sequence[str], Sequence[str | None]]:
         """Return the URL of each row, with what follows it, as `Call` has it, and why rows have none."""
-        if not pa.types.is_struct(rows.schema.field("_to").type):
+        if not rows.schema.field("_to").type.num_fields:  # it is no struct
             return [""] * rows.num_rows, [None] * rows.num_rows
         no_target = {"target": "", "fault": "its URL, method or headers cannot be evaluated"}
         targets = [to or no_target for to in rows.column("_to").to_pylist()]

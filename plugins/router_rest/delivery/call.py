@@ -334,8 +334,12 @@ class Delivery:
         for at, row in enumerate(attempt.results):
             by_action.setdefault(row.action, []).append(at)
         unknown = by_action.pop(Action.PARK, [])
+        # Together: each settled part keeps the whole answer.
+        by_reason: dict[str, list[int]] = {}
         for at in unknown:
-            yield self._park_call(call.select_rows([at]), attempt, key, attempt.results[at].why)
+            by_reason.setdefault(attempt.results[at].why, []).append(at)
+        for why, chosen in by_reason.items():
+            yield self._park_call(call.select_rows(chosen), attempt, key, why)
         if len(unknown) < len(call):
             self.read += 1
         else:

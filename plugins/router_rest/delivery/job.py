@@ -120,8 +120,12 @@ def park_task(
         # A row that got its receipt in the meantime keeps it.
         earlier_receipts = KnownReceipts.from_parts(job.parts)
         calls = _select_rows(job.plan.cut_calls(job.encoding, batches), only)
-        while some := list(islice(calls, CALLS_PARKED_AT_ONCE)):
-            yield _park_calls(job, earlier_receipts, some, reason, status)
+        # Each call drops the values of its rows before the next one is cut.
+        settled = _settle_open_rows(job, earlier_receipts, calls, reason, status)
+        while some := list(islice(settled, CALLS_PARKED_AT_ONCE)):
+            table = make_receipts(job.owner, some)
+            job.parts.write(table)
+            yield pa.RecordBatch.from_pydict({"rows": [table.num_rows]}, pa.schema([("rows", pa.int64())]))
 
     return park_rows
 
@@ -137,18 +141,14 @@ def _select_rows(calls: Iterable[Call], only: Sequence[Range] | None) -> Iterato
         yield call.select_rows([at for at, offset in enumerate(call.offsets) if offset in inside])
 
 
-def _park_calls(
+def _settle_open_rows(
     job: TaskJob, known: KnownReceipts, calls: Iterable[Call], reason: str, status: Status
-) -> pa.RecordBatch:
-    settled = []
+) -> Iterator[Settled]:
+    """Yield the parked rows of calls, but for those that have a receipt."""
     for call in calls:
         without_receipt = known.open_rows(call)
         if len(without_receipt):
-            settled.append(_settle_parked(job, without_receipt, reason, status))
-    table = make_receipts(job.owner, settled)
-    if table.num_rows:
-        job.parts.write(table)
-    return pa.RecordBatch.from_pydict({"rows": [table.num_rows]}, pa.schema([("rows", pa.int64())]))
+            yield _settle_parked(job, without_receipt, reason, status)
 
 
 def _settle_parked(job: TaskJob, call: Call, reason: str, status: Status) -> Settled:
