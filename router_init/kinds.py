@@ -99,8 +99,8 @@ def find_candidates(records: Column) -> list[Candidate]:
         others = [other[: len(path)] != path and path[: len(other)] != other for other in tracked]
         bits = _tell(column, presence) * others
         told[path] = np.where(bits > LEAST_SCORE * open_bits, bits, 0)
-    # What no field tells is chance, as the names of an object that are data.
-    tellable = np.any([*told.values()], axis=0)
+    # What no field tells inside of another one is chance, as the names of an object that are data.
+    tellable = np.any([*told.values()], axis=0) | np.array([len(path) == 1 for path in tracked])
     total = (open_bits * tellable).sum() or 1
     candidates = [Candidate(path, texts[path].value_counts, float(bits.sum() / total)) for path, bits in told.items()]
     return sorted(candidates, key=lambda candidate: candidate.rank)
@@ -112,7 +112,9 @@ def _are_kinds(column: Column, records: int) -> bool:
     is_always = len(values) in KINDS and values.total() >= FEWEST_RECORDS * records
     # Values that go on coming are no kinds: each record would be its own.
     grows = sum(count == 1 for count in values.values()) * 10 > values.total()
-    return is_text and is_always and not grows and max(map(len, values)) <= LONGEST_VALUE
+    # Addresses are of people, and no kinds, however few there are.
+    is_private = any("@" in str(value) for value in values)
+    return is_text and is_always and not (grows or is_private) and max(map(len, values)) <= LONGEST_VALUE
 
 
 def _tell(column: Column, presence: Floats) -> Floats:
