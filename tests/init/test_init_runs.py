@@ -234,7 +234,7 @@ def test_messages_and_objects_of_a_registry(
             "more": b"\xff\x00ab" if number % 2 else None,
             "price": Decimal("12.50"),
             "opens": time(20, 15),
-            "points": {f"ann{number}": number},
+            "points": {f"zoe{number}": number},
             "part": {"weight": 1.5} if number % 2 else None,
         }
         target = io.BytesIO()
@@ -252,7 +252,7 @@ def test_messages_and_objects_of_a_registry(
         + b"\0" * 7
         + b"@\x18\x01\x22\x08\x08\x01\x10\x80\xca\xb5\xee\x01\x2a\x06\x08\x80\xe7\x80\x8f\x06"
     )
-    messages = [paid + b"\x32\x02\xff\x00\x3a\x07\x0a\x03ann\x10\x05", b"\x0a\x01b\x12\x04rome"]
+    messages = [paid + b"\x32\x02\xff\x00\x3a\x07\x0a\x03zoe\x10\x05", b"\x0a\x01b\x12\x04rome"]
     two = [pack_value(of_proto, (number % 2,), messages[number % 2]) for number in range(40)]
     objects = [pack_value(of_json, None, json.dumps({"id": f"o-{n}", "n": n}).encode()) for n in range(40)]
     rows = [pack_value(of_avro, None, write_row(number)) for number in range(40)]
@@ -266,7 +266,7 @@ def test_messages_and_objects_of_a_registry(
         init("shop", *options, "--force")
         text = Path("shop.yaml").read_text()
         Path("shop.yaml").write_text(text.replace("${LAKE:-./lake}", f"lake-{topic}"))
-        assert "ann" not in Path("shop.test.yaml").read_text()
+        assert "zoe" not in Path("shop.test.yaml").read_text()
         assert check_and_run(spark)["landed"] == landed, topic
 
 
