@@ -45,9 +45,10 @@ if TYPE_CHECKING:
     from router import Parts
     from router_rest.delivery.batcher import Call
 
-Place: TypeAlias = "tuple[str | None, int]"
+Place: TypeAlias = tuple[str | None, int]
 """Topic and partition of the source."""
-Range: TypeAlias = "tuple[str | None, int, int, int]"
+# As types, not as text: of a task's end msgspec cannot resolve a text inside of `list` with Python 3.10.
+Range: TypeAlias = tuple[str | None, int, int, int]
 """Topic, partition, first and last offset."""
 Status = Literal["delivered", "dead", "parked"]
 
