@@ -50,16 +50,16 @@ def read(
 
     # People give no locations here: those that the router noted in the lake tell where its tables are.
     tables_of = Lake.at(lake or os.environ.get("LAKE", "./lake"), storage_options).as_noted()
-    versions: dict[str, int | None] = {}
+    names = _matching_tables(tables_of, name)
+    moments: dict[str, Moment | None] = {}
     if isinstance(as_of, Mapping):
-        versions = _versions_after(tables_of, ledger, as_of, _matching_tables(tables_of, name))
+        moments |= _versions_after(tables_of, ledger, as_of, names)
+    else:
+        moments |= dict.fromkeys(names, as_of)
     frames: dict[str, DataFrame] = {}
-    for table in _matching_tables(tables_of, name):
+    for table, moment in moments.items():
         handle = tables_of.open(table)
         if handle is None:
-            continue
-        moment = versions[table] if isinstance(as_of, Mapping) else as_of
-        if isinstance(as_of, Mapping) and moment is None:
             continue
         rows = _read_rows(tables_of, table, handle, moment, changes_since)
         if rows is not None:
@@ -82,14 +82,14 @@ def _matching_tables(lake: Lake, name: str) -> list[str]:
     return tables
 
 
-def _versions_after(lake: Lake, ledger: str, batches: Mapping[str, int], tables: list[str]) -> dict[str, int | None]:
-    """Return the version of each table when batches had ended, None for one that did not exist."""
+def _versions_after(lake: Lake, ledger: str, batches: Mapping[str, int], tables: list[str]) -> dict[str, int]:
+    """Return the version of each table that existed when batches had ended."""
     from router.engine.audit.as_of import LakeMoment, versions_at  # noqa: PLC0415 - `import router` is quick without it
 
     versions, faults = versions_at(lake, LakeMoment.of_batches(lake, ledger, batches), tables)
     if faults:
         raise TableError(", ".join(faults), "; ".join(faults.values()))
-    return versions
+    return {table: version for table, version in versions.items() if version is not None}
 
 
 def _union_tables(frames: dict[str, DataFrame]) -> DataFrame:

@@ -173,25 +173,20 @@ class Kafka(ApplyingSink):
         sink = self._opened(opening)
         encoding = sink._encoding_of(events)
         rows = sink._select_rows(events, encoding).sort(*PLACE).toArrow()
-        names = set()
         # As bytes: Spark lets texts pass that are not UTF-8.
-        for name in rows["_to"].combine_chunks().field("topic").cast("binary").to_pylist():
-            if name is not None and not topic_fault(name.decode(errors="replace")):
-                names.add(name.decode(errors="replace"))
-        topics = Topics(frozenset(names), {}, fixed=False)
-        job = sink._job(encoding, topics, {})
+        topics = rows["_to"].combine_chunks().field("topic").cast("binary").drop_null().to_pylist()
+        names = {topic.decode(errors="replace") for topic in topics}
+        known = frozenset(name for name in names if not topic_fault(name))
+        job = sink._job(encoding, Topics(known, {}, fixed=False), {})
         shown = []
         for part in rows.to_batches():
             for topic, key, value, headers in outgoing_records(part, job)[0]:
-                texts = {name: show_value(content) for name, content in headers}
-                shown.append(
-                    {
-                        "topic": topic,
-                        "key": None if key is None else show_value(key),
-                        "value": show_value(value),
-                        "headers": texts,
-                    }
-                )
+                shown.append({
+                    "topic": topic,
+                    "key": None if key is None else show_value(key),
+                    "value": show_value(value),
+                    "headers": {name: show_value(content) for name, content in headers},
+                })  # fmt: skip
         return shown
 
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:

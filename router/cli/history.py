@@ -52,12 +52,13 @@ def history(
     from router.engine.audit.deploy_history import deploy_histories, deploys_of
 
     config = load_config(file, load_registry(plugin_files)).config
-    if diff:
+    numbered = {}
+    if diff or write:
         numbered = dict(enumerate(deploys_of(config), 1))
+    if diff:
         first, second = (_find_deploy(numbered, wanted) for wanted in diff)
         _show_difference(numbered, first, second)
     if write:
-        numbered = dict(enumerate(deploys_of(config), 1))
         number = _find_deploy(numbered, write)
         path = file.with_name(f"{file.stem}.{number}{file.suffix}")
         with path.open("x", encoding="utf-8", newline="") as written:

@@ -107,14 +107,10 @@ def _refuse_other_versions(old: Loaded, config: Config) -> None:
     from router.engine.audit.deploy_history import deploys_of
 
     here = old.registry.versions(old.config)
-    for deploy in reversed(deploys_of(config)):
-        if deploy.configuration == old.fingerprint:
-            if deploy.versions != here:
-                ran = ", ".join(version for version in deploy.versions if version not in here)
-                raise StartError(
-                    f"{old.path.name} has run with {ran or 'fewer plugins'}, and here is {', '.join(here)}"
-                )
-            return
+    ran = {deploy.configuration: deploy.versions for deploy in deploys_of(config)}.get(old.fingerprint, here)
+    if ran != here:
+        others = ", ".join(version for version in ran if version not in here) or "fewer plugins"
+        raise StartError(f"{old.path.name} has run with {others}, and here is {', '.join(here)}")
 
 
 def _parse_range(since: str | None, records: str | None) -> RecordRange | None:

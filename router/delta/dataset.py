@@ -7,7 +7,7 @@ for a column after the first 32. delta-rs takes such a bound for the value null,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -16,7 +16,7 @@ import pyarrow.dataset as ds
 from pyarrow import fs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from deltalake import DeltaTable
 
@@ -37,19 +37,24 @@ def dataset_of(table: DeltaTable, *filtered: str) -> ds.FileSystemDataset:
 def rows_with(table: DeltaTable, condition: ds.Expression, columns: Sequence[str], *names: str) -> pa.Table:
     """Return the rows of a table that a condition over `columns` holds for: those columns and `names`, without any all.
 
-    The reader only leaves out files, by their bounds: a merge of delta-rs writes texts that are read as views, which it
-    cannot compare. The condition is then put to the rows, which have the types of the table.
+    The condition is put to the rows here, where they have the types of the table, and not by the reader: a merge of
+    delta-rs writes texts that are read as views, which it cannot compare.
     """
     content = dataset_of(table, *columns)
-    files = list(content.get_fragments(condition))
-    wanted = list(dict.fromkeys([*columns, *names])) if names else content.schema.names
-    schema = pa.schema([content.schema.field(name) for name in wanted])
-    chosen = ds.FileSystemDataset(files, content.schema, content.format, content.filesystem)
-    parts = [schema.empty_table()]
-    if files:
-        for batch in chosen.to_batches(columns=wanted):
-            parts.append(pa.Table.from_batches([batch]).filter(condition))
+    wanted = content.schema.names
+    if names:
+        wanted = list(dict.fromkeys([*columns, *names]))
+    parts = [pa.schema([content.schema.field(name) for name in wanted]).empty_table()]
+    for batch in read_batches(content, condition, columns=wanted):
+        parts.append(pa.Table.from_batches([batch]).filter(condition))
     return pa.concat_tables(parts)
+
+
+def read_batches(content: ds.FileSystemDataset, condition: ds.Expression, **options: Any) -> Iterator[pa.RecordBatch]:
+    """Yield all rows of the files whose bounds let a condition hold for some; `options` are those of `to_batches`."""
+    files = list(content.get_fragments(condition))
+    if files:  # there is no dataset of none
+        yield from ds.FileSystemDataset(files, content.schema, content.format, content.filesystem).to_batches(**options)
 
 
 def _lacks_bounds(fragment: ds.ParquetFileFragment, columns: tuple[str, ...]) -> bool:

@@ -21,7 +21,7 @@ from router.delta.lake import DAMAGED_LOG
 from router.errors import TableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from router.delta.lake import Lake
 
@@ -86,6 +86,21 @@ def log_versions(lake: Lake, table: str) -> list[int]:
         if after != before + 1:
             raise TableError(table, f"its log lacks {before + 1:020}.json")
     return versions
+
+
+def first_commit_after(lake: Lake, table: str, is_later: Callable[[LogCommit], bool | None]) -> LogCommit | None:
+    """Return the first commit that is later than something; None if none is.
+
+    The newest are read first, up to one that is not later (False); None is what a commit without a place there has.
+    """
+    first = None
+    for commit in log_commits(lake, table, reversed(log_versions(lake, table))):
+        later = is_later(commit)
+        if later is False:
+            break
+        if later:
+            first = commit
+    return first
 
 
 def log_commits(lake: Lake, table: str, versions: Iterable[int]) -> Iterator[LogCommit]:

@@ -189,6 +189,10 @@ class Lake:
                 raise DeltaError(f"{DAMAGED_LOG} damaged: {', '.join(empty)} is empty")
         return handle
 
+    def open_version(self, table: str, version: int) -> DeltaTable:
+        """Return a version of a Delta table. Raises DeltaError if there is none, or if it cannot be read."""
+        return DeltaTable(self.address(table), version=version, storage_options=self.delta_options(table))
+
     def empty_commits(self, table: str, version: int, since: int = 0) -> list[str]:
         """Return the names of empty files among a table's newest commits, from `since` up to `version`."""
         first = max(since, version + 1 - LOOKED_AT * (INTERVALS_ON_DISK if self.on_disk(table) else 1))

@@ -12,7 +12,6 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 from pyarrow import fs
 
@@ -28,6 +27,8 @@ from router.errors import TableError, first_line
 from router.own_names import DELETIONS, OWN_LAYERS
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
     from router.delta.lake import Lake
 
 SAFE = timedelta(days=7)
@@ -281,7 +282,7 @@ def shorten_log(
     if begin and with_files and (old or is_own):
         versions = [version for version, path in files if version <= begin and path.endswith(f"{version:020}.json")]
         removed = _removed_before(lake, table, begin) if is_own else _removed_by(lake, table, versions)
-        oldest = DeltaTable(lake.address(table), version=begin, storage_options=lake.delta_options(table))
+        oldest = lake.open_version(table, begin)
         # RESTORE refers to removed files again, and a commit that marks rows as deleted to the file that it removes.
         needed = paths_of(handle) | paths_of(oldest)
         unreadable = _delete_files(lake, table, removed - needed, dry=dry)
@@ -394,7 +395,7 @@ def delete_older(
     log keeps the version and all later ones, as a query may have read it up to there. `is_read`: rows up to it are
     still read, and so may files be that compaction has replaced. Raises TableError.
     """
-    handle = DeltaTable(lake.address(table), version=version, storage_options=lake.delta_options(table))
+    handle = lake.open_version(table, version)
     moment = before.astimezone(timezone.utc).isoformat(timespec="microseconds")
     old = f"_timestamp < arrow_cast('{moment}', 'Timestamp(Microsecond, Some(\"UTC\"))')"
     try:

@@ -14,7 +14,7 @@ import logging
 import platform
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -44,18 +44,12 @@ class Deploy:
     configuration: str
     versions: tuple[str, ...]
     text: str = field(repr=False)
-    user: str = ""
-    host: str = ""
-    at: str = ""
-    run: str = ""
-    batch: int = 0
-    arrival: int = 0
-
-    @classmethod
-    def of(cls, loaded: Loaded) -> Deploy:
-        """Return what is about to run."""
-        text = without_secrets(loaded.text, loaded.registry.entries)
-        return cls(loaded.fingerprint, loaded.registry.versions(loaded.config), text, _find_user(), platform.node())
+    user: str
+    host: str
+    at: str
+    run: str
+    batch: int
+    arrival: int
 
     def is_same(self, other: Deploy) -> bool:
         """Return whether configuration and versions are the same."""
@@ -75,29 +69,33 @@ def note_deploy(loaded: Loaded, store: CheckpointStore, ordinal: int, batch: int
     What cannot be read or written is logged: nothing waits for a note.
     """
     try:
-        deploy = Deploy.of(loaded)
+        versions = loaded.registry.versions(loaded.config)
         newest = read_deploys(store, newest=True)
-        if newest and newest[0].is_same(deploy):
+        if newest and (newest[0].configuration, newest[0].versions) == (loaded.fingerprint, versions):
             return
         if store.read_manifest(batch) is not None:
             batch += 1
-        noted = replace(
-            deploy,
+        deploy = Deploy(
+            configuration=loaded.fingerprint,
+            versions=versions,
+            text=without_secrets(loaded.text, loaded.registry.entries),
+            user=_find_user(),
+            host=platform.node(),
             at=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
             run=store.run,
             batch=batch,
             arrival=arrival_of(ordinal, batch),
         )
-        store.write(f"{FOLDER}/{store.run}/{batch:010d}{_ENDING}", zlib.compress(json.dumps(asdict(noted)).encode()))
+        store.write(f"{FOLDER}/{store.run}/{batch:010d}{_ENDING}", zlib.compress(json.dumps(asdict(deploy)).encode()))
     except Exception as error:
         log.warning("%s: `router history` will not have this start: %s", loaded.config.name, first_line(error))
 
 
 def read_deploys(store: CheckpointStore, *, newest: bool = False) -> list[Deploy]:
     """Return what has run, oldest first; or only the `newest` of the store's run, if there is one."""
-    paths = store.json_paths(FOLDER, _ENDING)
+    paths = store.json_paths(f"{FOLDER}/{store.run}" if newest else FOLDER, _ENDING)
     if newest:
-        paths = [path for path in paths if path.startswith(f"{FOLDER}/{store.run}/")][-1:]
+        paths = paths[-1:]
     with ThreadPoolExecutor(THREADS) as pool:
         noted = [deploy for deploy in pool.map(lambda path: _read_deploy(store, path), paths) if deploy]
     deploys: list[Deploy] = []

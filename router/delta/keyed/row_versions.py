@@ -17,7 +17,7 @@ from pyarrow import fs
 
 from router.delta.casting import cast_to
 from router.delta.commit import has_transaction
-from router.delta.dataset import dataset_of
+from router.delta.dataset import dataset_of, read_batches
 from router.delta.keyed.row_order import HELD_COLUMNS, keys_and_order
 from router.delta.keyed.scd import HISTORY_COLUMNS, MOMENT
 from router.delta.replace import write_rows
@@ -115,17 +115,15 @@ def rows_of_keys(table: DeltaTable, rows: pa.Table, keyed: KeyedTable, names: li
     content = dataset_of(table, *keyed.keys)
     schema = content.schema
     keys = cast_to(rows, pa.schema([schema.field(key) for key in keyed.keys]))
-    files = list(content.get_fragments(_within_bounds(keys)))
     columns = [name for name in names if name in schema.names]
     columns_schema = pa.schema([schema.field(name) for name in columns])
-    if not files or not len(rows):
+    if not len(rows):
         return columns_schema.empty_table()
     values = {key: pc.unique(keys.column(key)) for key in keyed.keys}
     # Files were skipped by the bounds of their keys. Rows are filtered here, not by the reader: a merge writes texts
     # that are read as views, which the reader cannot compare.
-    with_keys = ds.FileSystemDataset(files, schema, content.format, content.filesystem)
     parts: list[pa.RecordBatch] = []
-    for batch in with_keys.to_batches(columns=columns, batch_size=_SEARCHED_ROWS):
+    for batch in read_batches(content, _within_bounds(keys), columns=columns, batch_size=_SEARCHED_ROWS):
         part = batch.filter(_may_match(batch, values))
         if len(part):
             parts.append(part)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from router.delta.dataset import dataset_of
@@ -158,18 +157,14 @@ def _ends_of_batches(lake: Lake, ledger: str, query: str) -> pa.Table:
 
 def rows_in(lake: Lake, table: str, version: int) -> int | None:
     """Return how many rows a version has, None if its log does not say."""
-    actions: Any = pa.table(_open_version(lake, table, version).get_add_actions())
+    actions: Any = pa.table(lake.open_version(table, version).get_add_actions())
     counts = actions.column("num_records").to_pylist()
     return None if None in counts else sum(counts)
 
 
-def _open_version(lake: Lake, table: str, version: int) -> DeltaTable:
-    return DeltaTable(lake.address(table), version=version, storage_options=lake.delta_options(table))
-
-
 def _refuse_missing_files(lake: Lake, table: str, version: int) -> None:
     """Raise TableError if a file of a version is gone; those of the newest one are there."""
-    then = _open_version(lake, table, version)
+    then = lake.open_version(table, version)
     newest = lake.open(table)
     paths = paths_of(then) - (paths_of(newest) if newest else set())
     folder = table.replace(".", "/")

@@ -32,7 +32,7 @@ from router.api.sinks import ApplyingSink, MergingSink, Opening
 from router.api.table_options import NewTable
 from router.delta.commit import stored_bytes, to_arrow, to_arrow_schema
 from router.delta.dataset import dataset_of
-from router.delta.history import REPAIRED, log_commits, log_versions
+from router.delta.history import REPAIRED, first_commit_after
 from router.delta.keyed.row_order import OUTBOX_ONLY
 from router.delta.keyed.row_versions import deletions_table, rows_of_keys
 from router.delta.keyed.upsert import LARGE
@@ -501,17 +501,15 @@ def _first_commit(lake: Lake, table: str, partitions: tuple[Partition, ...]) -> 
     TableError if the table was rebuilt since, for that contains all of them.
     """
     first_by_source = {f"{partition.topic}/{partition.partition}": partition.first for partition in partitions}
-    first = None
-    for commit in log_commits(lake, table, reversed(log_versions(lake, table))):
+
+    def is_later(commit: LogCommit) -> bool | None:
         if REPAIRED in commit.notes:
             raise TableError(table, "it was rebuilt, perhaps from these records")
         spans = ast.literal_eval(str(commit.notes.get("router.offsets") or "{}"))
-        is_later = [last >= first_by_source[place] for place, (_, last) in spans.items() if place in first_by_source]
-        if any(is_later):
-            first = commit
-        elif is_later:
-            break
-    return first
+        later = [last >= first_by_source[place] for place, (_, last) in spans.items() if place in first_by_source]
+        return any(later) if later else None
+
+    return first_commit_after(lake, table, is_later)
 
 
 def _write_copy(lake: Lake, name: str, rows: pa.Table, like: DeltaTable) -> None:

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from router.delta.dataset import dataset_of
-from router.delta.history import log_commits, log_versions
+from router.delta.history import first_commit_after
 from router.delta.transaction_id import TransactionId
 from router.engine.source.position import stored_records
 from router.engine.source.source import Offsets, newest_offsets, retained_offsets
@@ -30,9 +29,11 @@ from router.errors import StartError
 from router.record import RAW_COLUMNS, RECORD_ARRIVAL, RECORD_SCHEMA, raw_columns
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from router.config.models import Config, KafkaSource
+    from router.delta.history import LogCommit
     from router.delta.lake import Lake
 
 
@@ -185,7 +186,7 @@ class BronzeRecords:
         """Return the first batch of those that have at least the newest so many records; 0 if logs do not tell."""
         first_batches: list[tuple[int, int]] = []
         for table, version in self.versions.items():
-            handle = DeltaTable(lake.address(table), version=version, storage_options=lake.delta_options(table))
+            handle = lake.open_version(table, version)
             for file in pa.table(handle.get_add_actions(flatten=True)).to_pylist():
                 # A file without statistics may be of any batch.
                 first_batches.append((file.get("min.batch_id") or 0, file.get("num_records") or 0))
@@ -380,16 +381,15 @@ def open_until(lake: Lake, table: str, app_ids: str, last: int) -> DeltaTable | 
 
     `app_ids` is a pattern of the transaction ids under which batches write it.
     """
-    first_later: int | None = None
-    for commit in log_commits(lake, table, reversed(log_versions(lake, table))):
+
+    def is_later(commit: LogCommit) -> bool | None:
         # Other commits, such as compactions, have no batch.
         batches = [number for app_id, number in commit.transactions.items() if re.fullmatch(app_ids, app_id)]
-        if batches and max(batches) <= last:
-            break
-        if batches:
-            first_later = commit.version
-    if first_later is None:
+        return max(batches) > last if batches else None
+
+    first = first_commit_after(lake, table, is_later)
+    if first is None:
         return lake.open(table)
-    if first_later == 0:
+    if first.version == 0:
         return None
-    return DeltaTable(lake.address(table), version=first_later - 1, storage_options=lake.delta_options(table))
+    return lake.open_version(table, first.version - 1)
