@@ -17,6 +17,8 @@ REPLACED = "_replaced"
 DELETIONS = "_deletions"
 """The folder below a table's in which its deletions are remembered, a Delta table of keys and order columns. Readers of
 the table do not see it, and it is deleted with the table."""
+KEPT = "_kept"
+"""The folder of a lake with logs of versions that the tables' own logs may not reach back to."""
 
 TOPIC = "_topic"
 PARTITION = "_partition"

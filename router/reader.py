@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from router.delta.lake import Lake
+    from router.engine.audit.as_of import TableVersion
 
     Moment = int | str | datetime
 
@@ -51,17 +52,17 @@ def read(
     # People give no locations here: those that the router noted in the lake tell where its tables are.
     tables_of = Lake.at(lake or os.environ.get("LAKE", "./lake"), storage_options).as_noted()
     names = _matching_tables(tables_of, name)
-    moments: dict[str, Moment | None] = {}
+    moments: dict[str, tuple[str, Moment | None]] = {}
     if isinstance(as_of, Mapping):
         moments |= _versions_after(tables_of, ledger, as_of, names)
     else:
-        moments |= dict.fromkeys(names, as_of)
+        moments |= {table: (table, as_of) for table in names}
     frames: dict[str, DataFrame] = {}
-    for table, moment in moments.items():
-        handle = tables_of.open(table)
+    for table, (opened, moment) in moments.items():
+        handle = tables_of.open(opened)
         if handle is None:
             continue
-        rows = _read_rows(tables_of, table, handle, moment, changes_since)
+        rows = _read_rows(tables_of, opened, handle, moment, changes_since)
         if rows is not None:
             frames[table] = rows
     if not frames:
@@ -82,14 +83,14 @@ def _matching_tables(lake: Lake, name: str) -> list[str]:
     return tables
 
 
-def _versions_after(lake: Lake, ledger: str, batches: Mapping[str, int], tables: list[str]) -> dict[str, int]:
+def _versions_after(lake: Lake, ledger: str, batches: Mapping[str, int], tables: list[str]) -> dict[str, TableVersion]:
     """Return the version of each table that existed when batches had ended."""
     from router.engine.audit.as_of import LakeMoment, versions_at  # noqa: PLC0415 - `import router` is quick without it
 
     versions, faults = versions_at(lake, LakeMoment.of_batches(lake, ledger, batches), tables)
     if faults:
         raise TableError(", ".join(faults), "; ".join(faults.values()))
-    return {table: version for table, version in versions.items() if version is not None}
+    return versions
 
 
 def _union_tables(frames: dict[str, DataFrame]) -> DataFrame:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.filesize import decimal
 
 from router.cli import config_argument, plugin_option
 from router.cli.documents import json_option, show_json
@@ -15,7 +17,7 @@ from router.cli.listing import show_sentences, watch_option
 from router.cli.page import serve_page
 from router.cli.values import read_interval_option
 from router.config.loader import load_config
-from router.errors import join_names, line_of, to_printable
+from router.errors import RouterError, join_names, line_of, to_printable
 from router.moments import format_age, format_clock
 from router.registry import load_registry
 
@@ -77,6 +79,10 @@ def status(
     (it waits, a table cannot be written, rows are quarantined, an API is unavailable); 2: it is down, has failed or is
     stuck, or --max-age is over. Needs no Spark.
     """
+    from deltalake.exceptions import DeltaError
+
+    from router.delta.kept_versions import kept_bytes
+    from router.engine.checkpoint_store import lake_and_checkpoint
     from router.engine.status.summary import stream_summary
 
     config = load_config(file, load_registry(plugin_files)).config
@@ -89,6 +95,8 @@ def status(
         watch_stream(config, as_json=as_json, max_age=max_age)
         return
     summary = stream_summary(config, str(file))
+    with suppress(RouterError, DeltaError, OSError):
+        summary["kept_bytes"] = kept_bytes(lake_and_checkpoint(config)[0])
     now = time.time()
     summary["findings"] = findings_of(summary, max_age, str(file), now)
     if summary["findings"]:  # the first is the worst
@@ -202,13 +210,15 @@ def _lag_sentence(summary: StreamSummary, now: float) -> str:
 
 
 def _tables_sentence(summary: StreamSummary) -> str:
-    text = "-"
+    sentences = []
     if summary["tables"] is not None:
-        text = f"{summary['tables']:,} got rows since the start"
-    if not summary["blocked"]:
-        return text
-    causes = [f"{table} ({cause})" for table, cause in sorted(summary["blocked"].items())]
-    return f"{text}; cannot be written: {join_names(causes)}; see `router tables FILE`"
+        sentences.append(f"{summary['tables']:,} got rows since the start")
+    if summary["kept_bytes"]:
+        sentences.append(f"versions before deploys have {decimal(summary['kept_bytes'])} more")
+    if summary["blocked"]:
+        causes = [f"{table} ({cause})" for table, cause in sorted(summary["blocked"].items())]
+        sentences.append(f"cannot be written: {join_names(causes)}; see `router tables FILE`")
+    return "; ".join(sentences) or "-"
 
 
 def _dead_letters_sentence(summary: StreamSummary) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -217,12 +217,13 @@ def _rows_as_of(config: Config, as_of: str, patterns: tuple[str, ...]) -> list[d
         moment = LakeMoment(int(parse_since(as_of, "--as-of") * 1000))
     names = chosen_names(patterns, lake.every_table(), f"table of {config.lake}")
     versions, faults = versions_at(lake, moment, names)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for table in names:
-        version = versions.get(table)
-        if version is not None or table in faults:
-            count = None if version is None else rows_in(lake, table, version)
-            rows.append({"table": table, "version": version, "rows": count, "why": faults.get(table, "")})
+        if table in faults:
+            rows.append({"table": table, "version": None, "rows": None, "why": faults[table]})
+        elif table in versions:
+            count = rows_in(lake, versions[table])
+            rows.append({"table": table, "version": versions[table].version, "rows": count, "why": ""})
     return rows
 
 
@@ -398,7 +399,8 @@ def maintain(
     Each table is maintained as `maintenance` says; without it, all of them, and files are deleted after 168 h. May
     run while the stream runs: each waits for the other. Exit code 1: a table could not be maintained.
     """
-    from router.config.models import Maintenance
+    from router.config.models import Maintenance, parse_interval
+    from router.engine.audit.deploy_history import deploys_of
     from router.engine.checkpoint_store import lake_and_checkpoint
     from router.engine.maintenance import TableMaintenance
     from router.engine.outbox.detached import detached_outboxes
@@ -414,7 +416,15 @@ def maintain(
             return sessions.enter_context(session_on_lake(config))
 
         # Spark is started for the first table that needs it, if any does.
-        maintenance = TableMaintenance(lake, start_spark, plans, detached_outboxes(config), views=config.views)
+        maintenance = TableMaintenance(
+            lake,
+            start_spark,
+            plans,
+            detached_outboxes(config),
+            views=config.views,
+            keep=parse_interval(config.history.keep),
+            read_deploys=partial(deploys_of, config),
+        )
         tell = sessions.enter_context(progress_line(config.name, "tables"))
         tables = [*lake.every_table()]
         for done, table in enumerate(tables):

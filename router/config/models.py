@@ -40,6 +40,7 @@ _SECONDS_BY_UNIT = {
     **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
     **dict.fromkeys(("min", "minute", "minutes"), 60.0),
     **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), 86_400.0),
 }
 """The length of each unit of an interval."""
 
@@ -712,6 +713,16 @@ DEFAULT_MAINTENANCE = Maintenance(tables="*.*")
 """The plan for tables that no line names. It leaves the files of tables alone that others have made."""
 
 
+class History(Model):
+    """How long one can look back."""
+
+    keep: Interval = Field(
+        default="7 d",
+        description="the version that each table had when a changed configuration began can be read for this time; its "
+        "files stay as long. Tables that others made, or that only Spark may write, go back as far as their log",
+    )
+
+
 class QuarantineOptions(Model):
     """How rows are kept whose table cannot be written, or may not take them yet."""
 
@@ -827,6 +838,7 @@ class Config(Model):
         description="how tables are kept in shape; the first line that matches a table counts. Tables that no line "
         "matches are also kept in shape if the router has made them",
     )
+    history: History = History()
     quarantine: QuarantineOptions = QuarantineOptions()
     outbox_retention: Interval = Field(
         default="168 h",

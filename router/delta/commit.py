@@ -11,6 +11,7 @@ import time
 import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -165,6 +166,19 @@ def stored_bytes(table: DeltaTable) -> int:
     """Return the bytes of a table's files."""
     actions: Any = pa.table(table.get_add_actions())
     return sum(actions.column("size_bytes").to_pylist())
+
+
+def paths_of(handle: DeltaTable) -> set[str]:
+    """Return the paths of a version's files, below the table's folder."""
+    actions: Any = pa.table(handle.get_add_actions())
+    return {unquote(path) for path in actions.column("path").to_pylist()}
+
+
+def size_of(lake: Lake, table: str, files: list[str]) -> int:
+    """Return the bytes of files in a table's folder; a file that is gone has none."""
+    folder = table.replace(".", "/")
+    entries = lake.files.get_file_info([f"{folder}/{file}" for file in files])
+    return sum(entry.size or 0 for entry in entries)
 
 
 def schema_column_names(schema: str) -> list[str]:

@@ -15,10 +15,11 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import CommitFailedError, DeltaError
 from pyarrow import fs
 
-from router.delta.commit import retry_on_conflict
+from router.delta.commit import paths_of, retry_on_conflict
 from router.delta.constraints import NARROWER_MAP, WHY_NARROWER_MAP, features_against_merges
 from router.delta.file_statistics import without_bounds_of_floats
-from router.delta.history import log_commits, log_folder
+from router.delta.history import log_commits, log_folder, log_versions
+from router.delta.kept_versions import KeptVersion, keep_versions, kept_files
 from router.delta.keyed.key_property import KEYED_BY
 from router.delta.keyed.row_versions import deletions_table
 from router.delta.partition_folders import has_long_folder
@@ -27,6 +28,8 @@ from router.errors import TableError, first_line
 from router.own_names import DELETIONS, OWN_LAYERS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from deltalake import DeltaTable
 
     from router.delta.lake import Lake
@@ -51,6 +54,8 @@ class MaintenanceOptions:
     - `followed`: readers come back after this time, and read what has changed since.
     - `gradual`: let files grow in steps, so that a row is rewritten about four times, not with every compaction.
     - `unasked`: no person named the table, so the files of one that others made are left alone.
+    - `kept`: versions that can be read even when the log is cut after them; those kept before stay if they are of
+      `kept_since` (milliseconds since 1970) or later. Only of tables that were made here and delta-rs may maintain.
     """
 
     file_bytes: int = 128 << 20
@@ -63,6 +68,8 @@ class MaintenanceOptions:
     followed: timedelta = timedelta(0)
     gradual: bool = False
     unasked: bool = False
+    kept: tuple[KeptVersion, ...] = ()
+    kept_since: int = 0
 
     @property
     def retention_hours(self) -> int:
@@ -131,19 +138,23 @@ def maintain_table(lake: Lake, table: str, options: MaintenanceOptions, *, dry: 
                 by_spark=", ".join(sorted(features)),
                 without_statistics=_count_without_statistics(handle, options),
             )
-        # Dry first: the sizes of the files have to be read before they are deleted.
-        old = handle.vacuum(options.retention_hours, dry_run=True, enforce_retention_duration=False, full=True)
-        freed = size_of(lake, table, old)
+        # Only to find them: it would delete files of kept versions, too.
+        unreferenced = handle.vacuum(options.retention_hours, dry_run=True, enforce_retention_duration=False, full=True)
+        old = set(unreferenced)
+        if not dry and made_here(handle, table):
+            expired = keep_versions(lake, table, options.kept, options.kept_since)
+            if expired:
+                old |= expired - paths_of(handle) - _removed_by(lake, table, log_versions(lake, table))
+        old -= kept_files(lake, table)
+        freed = sum(size for _, size in _delete_files(lake, table, old, dry=dry))
         if not dry:
-            if old:
-                handle.vacuum(options.retention_hours, dry_run=False, enforce_retention_duration=False, full=True)
             # The log can be shortened up to a checkpoint only.
             handle.create_checkpoint()
         unreadable = dict(shorten_log(lake, table, handle, options, dry=dry))
         # In a dry run a file of a failed merge may be in both.
-        for path in unreadable.keys() - set(old):
+        for path in unreadable.keys() - old:
             freed += unreadable[path]
-            old.append(path)
+            old.add(path)
     except (DeltaError, OSError) as error:
         raise TableError(table, f"it could not be maintained: {error}") from error
     return MaintenanceResult(
@@ -284,7 +295,7 @@ def shorten_log(
         removed = _removed_before(lake, table, begin) if is_own else _removed_by(lake, table, versions)
         oldest = lake.open_version(table, begin)
         # RESTORE refers to removed files again, and a commit that marks rows as deleted to the file that it removes.
-        needed = paths_of(handle) | paths_of(oldest)
+        needed = paths_of(handle) | paths_of(oldest) | kept_files(lake, table)
         unreadable = _delete_files(lake, table, removed - needed, dry=dry)
     if dry:
         return unreadable
@@ -360,7 +371,7 @@ def _removed_before(lake: Lake, table: str, checkpoint: int) -> set[str]:
     return {entry.base_name for entry in entries} & {unquote(path) for path in paths.drop_null().to_pylist()}
 
 
-def _delete_files(lake: Lake, table: str, removed: set[str], *, dry: bool) -> list[tuple[str, int]]:
+def _delete_files(lake: Lake, table: str, removed: Iterable[str], *, dry: bool) -> list[tuple[str, int]]:
     """Delete data files of a table; return them with their bytes. With `dry` they are only returned.
 
     A vacuum of delta-rs takes whole hours, lists all of the table's folder, and makes two commits.
@@ -377,12 +388,6 @@ def _delete_files(lake: Lake, table: str, removed: set[str], *, dry: bool) -> li
                 lake.files.delete_file(entry.path)
         deleted.append((path, entry.size or 0))
     return deleted
-
-
-def paths_of(handle: DeltaTable) -> set[str]:
-    """Return the paths of a version's files, below the table's folder."""
-    actions: Any = pa.table(handle.get_add_actions())
-    return {unquote(path) for path in actions.column("path").to_pylist()}
 
 
 def delete_older(
@@ -476,10 +481,3 @@ def _compact_files(handle: DeltaTable, options: MaintenanceOptions) -> tuple[int
         optimize_files, CommitFailedError, MAINTENANCE_TRIES, MAINTENANCE_WAIT_SECONDS, before=handle.update_incremental
     )
     return int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"])
-
-
-def size_of(lake: Lake, table: str, files: list[str]) -> int:
-    """Return the bytes of files in a table's folder; a file that is gone has none."""
-    folder = table.replace(".", "/")
-    entries = lake.files.get_file_info([f"{folder}/{file}" for file in files])
-    return sum(entry.size or 0 for entry in entries)

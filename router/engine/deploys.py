@@ -1,9 +1,10 @@
 """Keep what ran from which batch on, beside the manifests of its run, for `router history`.
 
 The first batch that is decided by another configuration, version of the router or plugin notes it: the text of the
-configuration, in which variables are not replaced and which has no comment and no secret, and who started it where. A
-note is compressed: a configuration of 200 routes that changes daily has less than 5 MB of them after a year. Nothing
-else needs them, so neither a damaged one nor one that cannot be written stops anything.
+configuration, in which variables are not replaced and which has no comment and no secret, who started it where, and the
+version that each table of the lake had then, which maintenance keeps for a while. A note is compressed: a configuration
+of 200 routes that changes daily has less than 5 MB of them after a year. Nothing else needs them, so neither a damaged
+one nor one that cannot be written stops anything.
 """
 
 from __future__ import annotations
@@ -14,17 +15,21 @@ import logging
 import platform
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from router.config.problems import without_secrets
+from router.delta.history import log_versions
 from router.delta.table_cache import THREADS
 from router.engine.source.position import arrival_of
-from router.errors import first_line
+from router.errors import TableError, first_line
+from router.moments import parse_moment
 
 if TYPE_CHECKING:
     from router.config.loader import Loaded
+    from router.delta.lake import Lake
     from router.engine.checkpoint_store import CheckpointStore
 
 log = logging.getLogger("router")
@@ -50,6 +55,12 @@ class Deploy:
     run: str
     batch: int
     arrival: int
+    tables: dict[str, int] = field(hash=False, repr=False)
+
+    @property
+    def since(self) -> int:
+        """Return when its first batch began, in milliseconds since 1970."""
+        return int(parse_moment(self.at).timestamp() * 1000)
 
     def is_same(self, other: Deploy) -> bool:
         """Return whether configuration and versions are the same."""
@@ -63,10 +74,10 @@ def _find_user() -> str:
         return ""
 
 
-def note_deploy(loaded: Loaded, store: CheckpointStore, ordinal: int, batch: int) -> None:
-    """Note what runs from a batch on, unless it is what ran before; a batch that was decided before is not of it.
+def note_deploy(loaded: Loaded, store: CheckpointStore, lake: Lake, ordinal: int, batch: int) -> None:
+    """Note what runs from a batch on, which has not begun, unless it is what ran before.
 
-    What cannot be read or written is logged: nothing waits for a note.
+    A batch that was decided before is not of it. What cannot be read or written is logged: nothing waits for a note.
     """
     try:
         versions = loaded.registry.versions(loaded.config)
@@ -85,10 +96,25 @@ def note_deploy(loaded: Loaded, store: CheckpointStore, ordinal: int, batch: int
             run=store.run,
             batch=batch,
             arrival=arrival_of(ordinal, batch),
+            tables=_newest_versions(lake),
         )
         store.write(f"{FOLDER}/{store.run}/{batch:010d}{_ENDING}", zlib.compress(json.dumps(asdict(deploy)).encode()))
     except Exception as error:
         log.warning("%s: `router history` will not have this start: %s", loaded.config.name, first_line(error))
+
+
+def _newest_versions(lake: Lake) -> dict[str, int]:
+    """Return the version of each table, without those whose log cannot be listed."""
+
+    def find_newest(table: str) -> list[int]:
+        with suppress(TableError, OSError):
+            return log_versions(lake, table)[-1:]
+        return []
+
+    tables = lake.every_table()
+    with ThreadPoolExecutor(THREADS) as pool:
+        versions = pool.map(find_newest, tables)
+    return {table: newest[0] for table, newest in zip(tables, versions, strict=True) if newest}
 
 
 def read_deploys(store: CheckpointStore, *, newest: bool = False) -> list[Deploy]:
@@ -109,7 +135,8 @@ def read_deploys(store: CheckpointStore, *, newest: bool = False) -> list[Deploy
 def _read_deploy(store: CheckpointStore, path: str) -> Deploy | None:
     try:
         content = json.loads(zlib.decompress(store.read(path) or b""))
-        known = {field.name: content[field.name] for field in fields(Deploy)}
+        known = {"tables": {}, **content}
+        known = {field.name: known[field.name] for field in fields(Deploy)}
         return Deploy(**{**known, "versions": tuple(content["versions"]), "arrival": int(content["arrival"])})
     except (ValueError, TypeError, KeyError, zlib.error) as error:
         log.warning("%s is damaged and left out (%s)", store.address_of(path), type(error).__name__)

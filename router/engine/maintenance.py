@@ -13,12 +13,14 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from router.api.columns import quote_identifier
 from router.config.models import DEFAULT_MAINTENANCE, parse_interval
-from router.delta.commit import retry_on_conflict
+from router.delta.commit import retry_on_conflict, size_of
 from router.delta.constraints import features_against_merges
+from router.delta.kept_versions import KeptVersion
 from router.delta.maintenance import (
     MAINTENANCE_TRIES,
     MAINTENANCE_WAIT_SECONDS,
@@ -26,22 +28,23 @@ from router.delta.maintenance import (
     MaintenanceResult,
     maintain_table,
     shorten_log,
-    size_of,
     small_files,
 )
 from router.delta.replace_by_spark import CONFLICTS, name_folders_at_random
 from router.errors import TableError, first_line
+from router.own_names import OWN_LAYERS
 from router.spark_internals import first_cause, recompute_statistics
 from router.storage.locations import may_make_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
     from router.config.models import Maintenance, View
     from router.delta.lake import Lake
     from router.delta.maintenance_process import MaintenanceProcess
+    from router.engine.deploys import Deploy
 
 
 log = logging.getLogger("router")
@@ -59,7 +62,8 @@ class TableMaintenance:
     With `in_thread` no batch waits for it: a thread maintains one table at a time. With a `process` delta-rs does its
     part there. `views` read and rewrite tables. The tables in `excluded` are the outboxes of detached sinks. A detached
     query reads each commit with new rows, and a compaction has none: rows that are not sent yet would be deleted with
-    the old files. It compacts the rows that it has read by itself.
+    the old files. It compacts the rows that it has read by itself. The versions that tables had when a deploy began are
+    kept for the time `keep`.
     """
 
     lake: Lake
@@ -69,6 +73,8 @@ class TableMaintenance:
     in_thread: bool = False
     process: MaintenanceProcess | None = None
     views: tuple[View, ...] = ()
+    keep: timedelta = timedelta(0)
+    read_deploys: Callable[[], Sequence[Deploy]] = tuple
     commits: Counter[str] = field(default_factory=Counter)
     last: dict[str, float] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
@@ -119,6 +125,7 @@ class TableMaintenance:
 
     def maintain_table(self, table: str, plan: Maintenance, *, dry: bool = False) -> MaintenanceResult:
         """Maintain one table, with Delta on Spark if delta-rs must not write it. Raises TableError."""
+        kept_since = int((time.time() - self.keep.total_seconds()) * 1000)
         options = MaintenanceOptions(
             file_bytes=plan.file_bytes,
             zorder=plan.zorder,
@@ -131,12 +138,29 @@ class TableMaintenance:
             followed=2 * timedelta(seconds=max((view.refresh_seconds or 0.0 for view in self.views), default=0.0)),
             gradual=plan is DEFAULT_MAINTENANCE,
             unasked=plan is DEFAULT_MAINTENANCE,
+            kept=self._versions_to_keep(table, kept_since),
+            kept_since=kept_since,
         )
         by_delta_rs = self.process.maintain_table if self.process else maintain_table
         result = by_delta_rs(self.lake, table, options, dry=dry)
         if result.by_spark or (result.without_statistics and not dry):
             return SparkMaintenance(self.session(), self.lake, table, options, dry).complete_by_spark(result)
         return result
+
+    @cached_property
+    def _deploys(self) -> Sequence[Deploy]:
+        """Return all deploys; a process notes its own before its first batch, and so before it maintains a table."""
+        return self.read_deploys()
+
+    def _versions_to_keep(self, table: str, kept_since: int) -> tuple[KeptVersion, ...]:
+        # Rows in outboxes and quarantines are on their way.
+        if table.startswith(OWN_LAYERS):
+            return ()
+        versions = []
+        for deploy in self._deploys:
+            if table in deploy.tables and deploy.since >= kept_since:
+                versions.append(KeptVersion(deploy.tables[table], deploy.since, deploy.run, deploy.batch))
+        return tuple(versions)
 
     def _due_tables(self) -> Iterator[tuple[str, Maintenance]]:
         """Yield the tables that are due, those with the most commits first."""

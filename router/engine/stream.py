@@ -618,7 +618,7 @@ class _StreamRun:
             if self.batches is None:
                 self.batches = self._make_batches(raw)
                 if not self.config.debug:
-                    note_deploy(self.loaded, self.batches.store, self.batches.ordinal, batch)
+                    note_deploy(self.loaded, self.batches.store, self.lake, self.batches.ordinal, batch)
             records = source.read_batch(raw, self.config, self._learnt_schemas, batch, self.batches.numbers)
             with self.releasing:
                 report = self.batches.process(records, batch)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from router.config.models import parse_interval
 from router.delta.maintenance_process import MaintenanceProcess
 from router.engine.balance import sum_counts
 from router.engine.batch import Batches
@@ -14,6 +16,7 @@ from router.engine.commit.catalog import Catalog
 from router.engine.commit.committers import Committers
 from router.engine.dead_letter_share import WARNING_SHARE, DeadLetterLimit, dead_letter_share
 from router.engine.decision import tables_of
+from router.engine.deploys import read_deploys
 from router.engine.destination import Destination
 from router.engine.maintenance import TableMaintenance
 from router.engine.outbox.apply import Outboxes
@@ -150,6 +153,8 @@ def stream_batches(
         in_thread=True,
         process=MaintenanceProcess(),
         views=config.views,
+        keep=parse_interval(config.history.keep),
+        read_deploys=partial(read_deploys, store),
     )
     destination = StreamDestination(
         config=config,

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from deltalake.exceptions import DeltaError
 
+from benchmarks.s3_server import s3_server
 from router import TableError
 from router.api.table_options import NewTable
 from router.delta import maintenance
-from router.delta.commit import commit_files
+from router.delta.commit import commit_files, paths_of, size_of
+from router.delta.kept_versions import KeptVersion, files_of, kept_bytes, kept_versions
 from router.delta.lake import Lake
 from router.delta.maintenance import MaintenanceOptions, delete_older, maintain_table, shorten_log, small_files
 from tests.delta.faster_writers import Busy
@@ -517,3 +520,98 @@ def test_a_killed_cleaning_is_done_again(lake: Lake) -> None:
     assert len(data_files(lake, table.name)) > 10
     maintain_table(lake, table.name, options)
     assert data_files(lake, table.name) == readable_files(lake, table.name)
+
+
+def test_the_version_of_a_deploy_can_be_read_after_the_log_was_cut(lake: Lake) -> None:
+    """Without it nobody can say what an upsert had before a bad deploy: its versions go after an hour."""
+    table = merged_often(lake, 30)
+    wanted = KeptVersion(table.handle.version(), int(time.time() * 1000), run="a", batch=7)
+    before = data_files(lake, table.name)
+    options = MaintenanceOptions(log_retention=timedelta(0), kept=(wanted,))
+    maintain_table(lake, table.name, options)
+    for batch in range(30, 60):
+        table.take(Record(("a",), batch, values=(("v", batch), ("part", "a b/c%"))))
+    age(Path(lake.address(table.name)), 8)
+    maintain_table(lake, table.name, options)
+
+    with pytest.raises(DeltaError):
+        lake.open_version(table.name, wanted.version)
+    (kept,) = kept_versions(lake, table.name)
+    assert replace(kept, written=0) == wanted
+    then = lake.open_version(kept.name_in(table.name), kept.version)
+    assert sorted(QueryBuilder().register("kept", then).execute("SELECT v FROM kept").read_all()["v"].to_pylist()) == [
+        29,
+        29,
+    ]
+    assert kept_bytes(lake) == sum(path.stat().st_size for path in before & data_files(lake, table.name))
+    assert kept_bytes(lake) > 0
+
+    maintain_table(lake, table.name, replace(options, kept=(), kept_since=wanted.since + 1))
+    assert list(kept_versions(lake, table.name)) == []
+    assert not before & data_files(lake, table.name)
+    assert kept_bytes(lake) == 0
+
+
+def test_a_version_is_kept_whole_or_not(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a process that is killed while it keeps a version leaves one without rows."""
+    table = merged_often(lake, 3)
+    wanted = KeptVersion(table.handle.version(), int(time.time() * 1000), run="a", batch=7)
+    written = Lake.write
+
+    def write_and_die(self: Lake, path: str, content: bytes) -> None:
+        if path.endswith(".json"):
+            raise CrashError
+        written(self, path, content)
+
+    monkeypatch.setattr(Lake, "write", write_and_die)
+    with pytest.raises(CrashError):
+        maintain_table(lake, table.name, MaintenanceOptions(kept=(wanted,)))
+    monkeypatch.undo()
+    assert list(kept_versions(lake, table.name)) == []
+    maintain_table(lake, table.name, MaintenanceOptions(kept=(wanted,)))
+    assert len(list(kept_versions(lake, table.name))) == 1
+
+
+def test_a_table_that_was_made_again_keeps_no_version_of_a_deploy_before_that(lake: Lake) -> None:
+    """Without it a table shows rows as those before a deploy that came after it."""
+    wanted = KeptVersion(1, int(time.time() * 1000), run="a", batch=7)
+    table = merged_often(lake, 3)
+
+    maintain_table(lake, table.name, MaintenanceOptions(kept=(wanted,)))
+
+    assert list(kept_versions(lake, table.name)) == []
+
+
+def test_a_damaged_log_of_a_kept_version_holds_up_no_maintenance(lake: Lake) -> None:
+    """Without it a file that nobody needs lets a table grow for ever."""
+    table = merged_often(lake, 30)
+    options = MaintenanceOptions(kept=(KeptVersion(3, int(time.time() * 1000), run="a", batch=7),))
+    maintain_table(lake, table.name, options)
+    (checkpoint,) = Path(lake.root, "_kept").rglob("*.parquet")
+    checkpoint.write_bytes(checkpoint.read_bytes()[:9])
+    maintain_table(lake, table.name, options)
+    assert kept_bytes(lake) == 0
+
+    (commit,) = Path(lake.root, "_kept").rglob("*.json")
+    commit.write_bytes(commit.read_bytes()[:9])
+    maintain_table(lake, table.name, options)
+    assert kept_bytes(lake) > 0, "it is written again for as long as the table's log has it"
+
+
+def test_a_version_is_kept_in_an_object_store() -> None:
+    """Without it the files of the versions before a deploy are deleted there: their addresses are not told apart."""
+    with s3_server("lake") as server:
+        lake = Lake.at("s3://lake/some where", server.options)
+        table = merged_often(lake, 3)
+        before = paths_of(lake.open_version(table.name, 1))
+        options = MaintenanceOptions(
+            log_retention=timedelta(0), kept=(KeptVersion(1, int(time.time() * 1000), run="a", batch=7),)
+        )
+        maintain_table(lake, table.name, options)
+        (kept,) = kept_versions(lake, table.name)
+
+        paths = files_of(lake, table.name, kept)
+        assert paths == before
+        assert kept_bytes(lake) == size_of(lake, table.name, sorted(paths)) > 0
+        maintain_table(lake, table.name, replace(options, kept=(), kept_since=kept.since + 1))
+        assert list(kept_versions(lake, table.name)) == []

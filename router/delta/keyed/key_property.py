@@ -122,9 +122,11 @@ def repeated_keys(handle: DeltaTable, keyed: KeyedTable) -> list[dict[str, objec
     for part in _read_keys(handle, keyed):
         parts.append(part.filter(pa.array(np.isin(_hash_keys(part, keyed.keys), suspects))))
     rows = pa.Table.from_batches(parts).select(list(keyed.keys))
-    counted = rows.group_by(list(keyed.keys)).aggregate([([], "count_all")])
-    repeated = counted.filter(pc.greater(counted.column("count_all"), 1)).drop_columns(["count_all"])
-    return sorted(repeated.to_pylist(), key=repr)
+    # By number: Arrow takes a name with a leading dot for a path to a field.
+    numbers = [str(number) for number in range(rows.num_columns)]
+    counted = rows.rename_columns(numbers).group_by(numbers).aggregate([([], "count_all")])
+    repeated = counted.filter(pc.greater(counted.column("count_all"), 1)).select(numbers)
+    return sorted(repeated.rename_columns(rows.column_names).to_pylist(), key=repr)
 
 
 def _read_keys(handle: DeltaTable, keyed: KeyedTable) -> Iterator[pa.RecordBatch]:

@@ -2,22 +2,24 @@
 
 A table's own log tells: its transaction ids which batches a version has, and its commits when they were made. So a
 version has all rows of the query's batches up to the one that is asked for, and none of later ones, whatever clocks
-say; and what others, views, releases, replays and rebuilds had committed by then. A version is never replaced by a
-newer one: if the log, or a file, does not reach back so far, that is said.
+say; and what others, views, releases, replays and rebuilds had committed by then. If the log, or a file, does not reach
+back so far, a version may have been kept when a deploy began. Otherwise that is said: never is it a newer version.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
+from router.delta.commit import paths_of
 from router.delta.dataset import dataset_of
 from router.delta.history import REPAIRED, log_commits, log_versions
-from router.delta.maintenance import paths_of
+from router.delta.kept_versions import files_of, kept_versions
 from router.delta.transaction_id import IdKind, parse_transaction_id
 from router.errors import StartError, TableError, first_line
 
@@ -125,8 +127,19 @@ class LakeMoment:
             return None
         if version < versions[0]:
             raise TableError(table, f"its log begins with version {versions[0]}, which is younger")
-        _refuse_missing_files(lake, table, version)
+        _refuse_missing_files(lake, table, version, paths_of(lake.open_version(table, version)))
         return version
+
+    def find_kept_version(self, lake: Lake, table: str) -> TableVersion | None:
+        """Return the kept version that a table had; None if no version is kept, or known to be of the moment."""
+        with suppress(TableError, DeltaError, OSError):
+            for kept in kept_versions(lake, table):
+                is_first_after = [(end.run, end.batch + 1) for end in self.batches] == [(kept.run, kept.batch)]
+                # Of several queries each has its own last batch then.
+                if is_first_after or (len(self.batches) < 2 and kept.written <= self.at <= kept.since):
+                    _refuse_missing_files(lake, table, kept.version, files_of(lake, table, kept))
+                    return TableVersion(kept.name_in(table), kept.version)
+        return None
 
     def _is_within(self, table: str, commit: LogCommit) -> bool:
         if commit.written is None:
@@ -134,15 +147,30 @@ class LakeMoment:
         return commit.written <= self.at
 
 
-def versions_at(lake: Lake, moment: LakeMoment, tables: Iterable[str]) -> tuple[dict[str, int | None], dict[str, str]]:
-    """Return the version of each table at a moment, and why others have none that is known, by table."""
+class TableVersion(NamedTuple):
+    """A version of a table, and the name by which a lake opens it: its own, or that of a kept version."""
+
+    name: str
+    version: int
+
+
+def versions_at(
+    lake: Lake, moment: LakeMoment, tables: Iterable[str]
+) -> tuple[dict[str, TableVersion], dict[str, str]]:
+    """Return the version at a moment of each table that existed, and why others have none that is known, by table."""
     versions = {}
     faults = {}
     for table in tables:
         try:
-            versions[table] = moment.find_version(lake, table)
+            version = moment.find_version(lake, table)
+            if version is not None:
+                versions[table] = TableVersion(table, version)
         except (TableError, DeltaError, OSError) as error:
-            faults[table] = first_line(error)
+            kept = moment.find_kept_version(lake, table)
+            if kept is None:
+                faults[table] = first_line(error)
+            else:
+                versions[table] = kept
     return versions, faults
 
 
@@ -155,18 +183,17 @@ def _ends_of_batches(lake: Lake, ledger: str, query: str) -> pa.Table:
     return dataset_of(table).to_table(columns=columns, filter=of_stream)
 
 
-def rows_in(lake: Lake, table: str, version: int) -> int | None:
+def rows_in(lake: Lake, of: TableVersion) -> int | None:
     """Return how many rows a version has, None if its log does not say."""
-    actions: Any = pa.table(lake.open_version(table, version).get_add_actions())
+    actions: Any = pa.table(lake.open_version(*of).get_add_actions())
     counts = actions.column("num_records").to_pylist()
     return None if None in counts else sum(counts)
 
 
-def _refuse_missing_files(lake: Lake, table: str, version: int) -> None:
+def _refuse_missing_files(lake: Lake, table: str, version: int, paths: set[str]) -> None:
     """Raise TableError if a file of a version is gone; those of the newest one are there."""
-    then = lake.open_version(table, version)
     newest = lake.open(table)
-    paths = paths_of(then) - (paths_of(newest) if newest else set())
+    paths -= paths_of(newest) if newest else set()
     folder = table.replace(".", "/")
     entries = lake.files.get_file_info([f"{folder}/{path}" for path in sorted(paths) if "://" not in path])
     gone = sum(not entry.is_file for entry in entries)

@@ -115,6 +115,7 @@ class RecordTrace:
         self.place = place
         self.lake, self.checkpoint = lake_and_checkpoint(self.config)
         self.readings: list[_Reading] = []
+        self.backfills: list[_Reading] = []
         self.letters: list[dict[str, Any]] = []
         self.is_found = False
 
@@ -136,15 +137,22 @@ class RecordTrace:
         return rows
 
     def _ledger_lines(self) -> Iterator[TraceLine]:
-        """Yield the batches that read the record's offset, by the ledger, and note them."""
+        """Yield the batches that read the record's offset, and backfills, by the ledger, and note them."""
         table = self.lake.open(self.config.ledger)
         if table is None:
             return
-        is_read = (pc.field("query") == self.config.name) & pc.field("route").is_null() & (pc.field("read") > 0)
-        is_read &= self.place.holds(("topic", "partition"))
-        is_read &= (pc.field("from_offset") <= self.place.offset) & (pc.field("to_offset") >= self.place.offset)
-        filtered = ("query", "route", "read", "topic", "partition", "from_offset", "to_offset")
-        rows = dataset_of(table, *filtered).to_table(filter=is_read).to_pylist()
+        has_offset = (pc.field("query") == self.config.name) & self.place.holds(("topic", "partition"))
+        has_offset &= (pc.field("from_offset") <= self.place.offset) & (pc.field("to_offset") >= self.place.offset)
+        is_read = has_offset & pc.field("route").is_null() & (pc.field("read") > 0)
+        filtered = ("query", "route", "read", "topic", "partition", "from_offset", "to_offset", "batch_id", "refused")
+        content = dataset_of(table, *filtered)
+        # A backfill has no batch, and counts only what has landed; a replay counts more, and is known by dead letters.
+        is_backfill = has_offset & pc.field("batch_id").is_null() & pc.field("refused").is_null()
+        for run in pc.unique(content.to_table(["run"], filter=is_backfill).column("run")).to_pylist():
+            self.backfills.append(_Reading(run, 0))
+            text = f"backfill {as_text(run)} processed its offset"
+            yield TraceLine("backfill", "derived", text, self.config.ledger, {"run": run})
+        rows = content.to_table(filter=is_read).to_pylist()
         for row in sorted(rows, key=lambda row: row["finished"]):
             reading = _Reading(row["run"], row["batch_id"], row.get("configuration"))
             self.readings.append(reading)
@@ -240,7 +248,7 @@ class _SinkTrace:
         self.outbox_rows: list[dict[str, Any]] = []
         self.letters = [letter for letter in record.letters if (letter["route"], letter["sink"]) == (route, name)]
         # A replay gives records of no route to all sinks, the others to the route and sink that refused them.
-        self.readings = list(record.readings)
+        self.readings = [*record.readings, *record.backfills]
         for letter in record.letters:
             if letter.get("replayed") and letter["route"] in (None, route) and letter["sink"] in (None, name):
                 self.readings.append(_Reading(letter["replayed"], 0))

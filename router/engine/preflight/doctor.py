@@ -21,8 +21,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 import pyspark
+from deltalake.exceptions import DeltaError
+from rich.filesize import decimal
 
 from router.api.parts import Server
+from router.delta.kept_versions import kept_bytes
+from router.engine.checkpoint_store import lake_and_checkpoint
 from router.engine.spark.cache_folder import cache_folder
 from router.engine.spark.connectors import (
     CONNECTORS,
@@ -36,7 +40,7 @@ from router.engine.spark.connectors import (
 from router.engine.spark.java import PACKAGE, is_packaged, provide_java
 from router.engine.spark.session import spark_env, usable_cores
 from router.engine.start.spark_needs import spark_needs
-from router.errors import MachineError, StartError, first_line
+from router.errors import MachineError, RouterError, StartError, first_line
 from router.registry import missing_extras, parts_in
 from router.storage.addresses import is_local, is_local_path, normalize_address
 from router.storage.files import probe_conditional_writes
@@ -92,6 +96,7 @@ def diagnose_machine(config: Config | None = None, folder: Path = Path()) -> Ite
     yield diagnose_storage("lake", config.lake, config.revealed_storage_options())
     if config.checkpoint:
         yield diagnose_storage("checkpoint", config.checkpoint, config.revealed_storage_options())
+    yield diagnose_kept_versions(config)
     yield from diagnose_file_systems(config)
     yield from diagnose_source_folder(config)
     yield from diagnose_servers(config, folder)
@@ -237,6 +242,16 @@ def _diagnose_folder(subject: str, folder: Path, options: dict[str, str]) -> Dia
     if free >= LITTLE:
         return Diagnosis(subject, "ok", sentence)
     return Diagnosis(subject, "wrong" if free < TOO_LITTLE else "warn", sentence, "make room")
+
+
+def diagnose_kept_versions(config: Config) -> Diagnosis:
+    """Say what the versions cost that tables had when changed configurations began."""
+    try:
+        size = kept_bytes(lake_and_checkpoint(config)[0])
+    except (RouterError, DeltaError, OSError) as error:
+        return Diagnosis("old versions", "warn", f"their size is not known: {first_line(error)}")
+    why = f"for `history: {{keep: {config.history.keep}}}`"
+    return Diagnosis("old versions", "ok", f"those before deploys have {decimal(size)} of files of their own, {why}")
 
 
 def diagnose_source_folder(config: Config) -> Iterator[Diagnosis]:

@@ -518,8 +518,8 @@ class _WaitingRows:
         if since is not None and (self.since is None or since < self.since):
             self.since = since
         for name, value in group.items():
-            if value is True and name.endswith(_HAS_VALUE):
-                self.valued.add(name.removesuffix(_HAS_VALUE))
+            if value is True and name.startswith(_HAS_VALUE):
+                self.valued.add(name.removeprefix(_HAS_VALUE).removesuffix("_any"))
 
     def to_quarantined(self, quarantine: str, schema: pa.Schema) -> Quarantined:
         """Return the rows with what they would change in their table."""
@@ -541,8 +541,8 @@ class _WaitingRows:
         )
 
 
-_HAS_VALUE = "_any"
-"""The end of Arrow's name for the column that has whether any row of a group has a value."""
+_HAS_VALUE = "has "
+"""Before the name of a column for whether rows have a value in it: Arrow takes a leading dot for a path to a field."""
 
 
 def _waiting_batches(
@@ -602,8 +602,8 @@ def _group_rows(part: pa.Table, schema_columns: list[str], undecided: list[str])
         columns[TIMESTAMP] = part.column(TIMESTAMP)
         aggregates.append((TIMESTAMP, "min"))
     for name in undecided:  # a zero is a value: a quarantined row loses nothing
-        columns[name] = part.column(name).is_valid()
-        aggregates.append((name, "any"))
+        columns[f"{_HAS_VALUE}{name}"] = part.column(name).is_valid()
+        aggregates.append((f"{_HAS_VALUE}{name}", "any"))
     keys = [TABLE, CAUSE, QUERY, *schema_columns]
     groups: list[dict[str, Any]] = pa.table(columns).group_by(keys).aggregate(aggregates).to_pylist()
     return groups

@@ -41,7 +41,8 @@ StreamSummary = dict[str, Any]
 `source` is `stream` if the stream itself has answered, at `address`, else `lake`. `dead_letters` are by stage since the
 start of the stream, or of the last batch by what refused them. `committers` has what commits to each table, and
 `tables` the number of those that got rows: only the stream itself reports both. `waiting_sinks` says by ROUTE/SINK why
-a sink's batch failed and is tried again. All else is as a `StreamSnapshot` has it.
+a sink's batch failed and is tried again. `kept_bytes` have the files that only versions of former deploys refer to;
+`router status` looks, its `--watch` does not. All else is as a `StreamSnapshot` has it.
 """
 
 
@@ -188,6 +189,7 @@ def _summarize_status(status: Mapping[str, Any]) -> StreamSummary:
         "newest_record": freshness.get("newest"),
         "blocked": {table["table"]: table["blocked"] for table in status["tables"] if table["blocked"]},
         "committers": {table["table"]: table["committer"] for table in status["tables"] if table.get("committer")},
+        "kept_bytes": None,
         "views": status["views"],
         "expectations": status["expectations"],
         "quarantined": dict(quarantined),

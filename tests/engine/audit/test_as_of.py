@@ -14,13 +14,19 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from router import StartError, TableError, read
 from router.cli import commands
+from router.config.models import Expectation, Route
 from router.delta.history import REPAIRED
 from router.delta.maintenance import MaintenanceOptions, maintain_table
 from router.engine import ledger
 from router.engine.audit.as_of import LakeMoment
+from router.engine.audit.dead_letters import DeadLetterFilter
+from router.engine.quarantine.table import list_quarantined, write_approval
+from router.engine.reprocess.replay import DeadLetterReplay
 from router.engine.views.schedule import create_refresher, in_order
 from tests.engine.drawing import raw_table
+from tests.engine.query import Query
 from tests.engine.stream.test_drawn_configurations import Drawn
+from tests.kills import ProcessKilled
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,10 +35,9 @@ if TYPE_CHECKING:
 
     from router.delta.lake import Lake
     from tests.engine.conftest import MakeQuery
-    from tests.engine.query import Query
 
 RECORDS = 25
-BATCHES = 6
+BATCHES = 7
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
 
 
@@ -55,6 +60,30 @@ def act_as_others(query: Query, batch: int) -> None:
     elif batch == 3:
         with suppress(TableError):  # all of its rows may be dead letters
             query.rebuilt("u0.keyed")
+    elif batch == 4:
+        for waiting in list_quarantined(query.config, query.lake):
+            write_approval(query.store, waiting)
+        query.batches.destination.release.idle()
+    elif batch == 5:
+        replay = DeadLetterReplay(query.context().with_decoder())
+        run = replay.begin(DeadLetterFilter())
+        if run is not None:
+            replay.send(run)
+
+
+def take_killed(query: Query, records: pa.Table) -> Query:
+    """Take a batch in a process that is killed between two commits; return the query of the next process."""
+
+    def kill(batch: int, step: str, done: int, of: int) -> None:
+        if step == "commit" and done == 1:
+            raise ProcessKilled
+
+    killed = Query(query.config, query.spark, kill, taken=query.taken)
+    with pytest.raises(ProcessKilled):
+        killed.take(records)
+    restarted = query.restarted()
+    restarted.again(len(query.taken) - 1)
+    return restarted
 
 
 @pytest.mark.timeout(900)
@@ -64,11 +93,18 @@ def test_every_table_is_as_it_was_after_a_batch(
 ) -> None:
     """Without it a report of one moment has the rows of several."""
     drawn = Drawn(seed, make_query, spark, tmp_path)
-    query = drawn.query
+    held = Expectation(name="held", sql="offset % 7 != 0", otherwise="quarantine")
+    appending = drawn.routes[0].model_copy(update={"expect": (held,), "sinks": drawn.routes[0].sinks[:2]})
+    more = Route.model_validate({**dict(appending), "name": "held"})
+    query = drawn.query.restarted(routes=(*drawn.routes, more))
     query.write_run_id()
     copies = []
     for batch in range(BATCHES):
-        query.take(raw_table(drawn.drawing.records(RECORDS, hostile=0.1), batch * RECORDS))
+        records = raw_table(drawn.drawing.records(RECORDS, hostile=0.1), batch * RECORDS)
+        if batch == 3:
+            query = take_killed(query, records)
+        else:
+            query.take(records)
         copies.append({table: as_texts(query.content(table)) for table in query.tables()})
         time.sleep(0.01)  # times of commits are in milliseconds
         act_as_others(query, batch)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
 
+from router import read
 from router.cli import commands
 from router.config.loader import load_config
+from router.delta.history import log_versions
+from router.delta.kept_versions import kept_versions
 from router.delta.lake import Lake
+from router.delta.maintenance import MaintenanceOptions, maintain_table
 from router.engine.audit.deploy_history import deploys_of
 from router.engine.stream import run
 from router.registry import load_registry
@@ -59,8 +64,11 @@ class Deployed:
     def text(self, least: int) -> str:
         return YAML.format(folder=self.folder, least=least)
 
+    def command(self, name: str, *arguments: str) -> Result:
+        return CliRunner(env={"COLUMNS": "200"}).invoke(commands, [name, str(self.file), *arguments])
+
     def history(self, *arguments: str) -> Result:
-        return CliRunner(env={"COLUMNS": "200"}).invoke(commands, ["history", str(self.file), *arguments])
+        return self.command("history", *arguments)
 
     def facts(self) -> list[dict[str, Any]]:
         shown = self.history("--json")
@@ -200,3 +208,32 @@ def test_nothing_has_run(deployed: Deployed) -> None:
     assert deployed.history().exit_code == 2
     assert deployed.facts() == []
     assert deploys_of(load_config(deployed.file, load_registry(), environ={}).config) == []
+
+
+def test_every_table_can_be_read_as_it_was_before_a_deploy(deployed: Deployed) -> None:
+    """Without it what a bad deploy did to a table is known for as long as its log is, which is an hour at worst."""
+    deployed.runs(deployed.text(least=0), 1, 2)
+    deployed.runs(deployed.text(least=1), 3)
+    lake = Lake.at(str(deployed.folder / "lake"))
+    found = deployed.command("maintain")
+    assert found.exit_code == 0, found.output
+    deployed.runs(deployed.text(least=1), 4, 5)
+    for table in lake.every_table():
+        maintain_table(lake, table, MaintenanceOptions(log_commits=0, log_retention=timedelta(0)))
+    assert log_versions(lake, "silver.uno")[0] > 0
+
+    before = deployed.command("tables", "--as-of", "0", "--json")
+    rows = {row["table"]: (row["version"], row["rows"]) for row in json.loads(before.output)["tables"]}
+    assert before.exit_code == 0, before.output
+    assert rows["silver.uno"] == (0, 2)
+    assert rows["ops.dead"] == (0, 1)
+    assert sorted(row.n for row in read("silver.*", lake=lake.root, as_of={"games": 0}).collect()) == [1, 2]
+    after = deployed.command("tables", "--as-of", "1", "--json")
+    assert after.exit_code == 1
+    assert "its log begins with version" in after.output
+
+    assert "versions before deploys have" in deployed.command("status").output
+    assert "of files of their own, for `history: {keep: 7 d}`" in deployed.command("doctor").output
+    deployed.file.write_text(deployed.text(least=1) + "history: {keep: 1 ms}\n")
+    deployed.command("maintain")
+    assert list(kept_versions(lake, "silver.uno")) == []

@@ -211,7 +211,7 @@ def test_the_deploy_of_a_batch_is_named_if_its_configuration_was_another_one(lak
     for batch, columns in enumerate(["game string", "game string, id int, more int"]):
         lake.file.write_text(TEXT.replace("game string, id int", columns))
         loaded = load_config(lake.file, load_registry())
-        note_deploy(loaded, store, 0, batch)
+        note_deploy(loaded, store, Lake.at(loaded.config.lake), 0, batch)
         lake.fingerprint = loaded.fingerprint
     lake.receive(1, {"value": b"{}"})
     lake.file.write_text(TEXT)
@@ -233,6 +233,21 @@ def test_a_replay_shows_the_tables_that_it_committed_rows_to(lake: HandLake) -> 
     assert letter["text"] == "all, stage expect: why; taken by replay-1"
     (line,) = lake.lines("events/0/0", "all/tables")
     assert line["text"].startswith("replay-1 committed rows to silver.uno (version 0, ")
+
+
+def test_a_backfill_shows_the_tables_that_it_committed_rows_to(lake: HandLake) -> None:
+    """Without it nobody finds where a record's rows have come from that a backfill made weeks later."""
+    lake.receive(0, {"value": b'{"game": "uno"}'}, {"value": b'{"game": "go"}'})
+    booked = {"query": "games", "run": "replay-1", "topic": "events", "partition": 0, "from_offset": 1, "to_offset": 1}
+    rows = [{**booked, "route": "all", "sink": sink, "landed": 1} for sink in ("tables", "tables_2")]
+    lake.write("ops.ledger", rows, schema=SCHEMA)
+    lake.write("silver.go", [{"game": "go"}], "games:replay-1/all/tables/silver.go", 0)
+
+    assert lake.lines("events/0/0", "backfill") == []
+    (line,) = lake.lines("events/0/1", "backfill")
+    assert (line["known"], line["origin"], line["facts"]) == ("derived", "ops.ledger", {"run": "replay-1"})
+    (committed,) = (line for line in lake.lines("events/0/1", "all/tables") if "commits" in line["facts"])
+    assert committed["text"].startswith("replay-1 committed rows to silver.go (version 0,")
 
 
 def test_tables_without_coordinates_have_batches_and_no_row(lake: HandLake) -> None:

@@ -43,6 +43,7 @@ def waiting_rows(batch: int, count: int) -> pa.Table:
         "game": pa.array(["x" * 200] * count),
         "bonus": pa.array(bonus, pa.float64()),
         "never": pa.array([None] * count, pa.string()),
+        ".x": pa.array(bonus, pa.float64()),
         "inner": pa.array(inner, pa.struct([("card", pa.string())])),
     })  # fmt: skip
 
@@ -79,7 +80,7 @@ def test_what_waits_is_described_by_table_and_reason(tmp_path: Path) -> None:
     }
     assert found["silver.uno", "unblock"].cause == BLOCKED
     assert found["silver.uno", "release"].columns.names == ["game", "inner"]
-    assert found["silver.poker", "release"].columns.names == ["game", "bonus", "inner"]
+    assert found["silver.poker", "release"].columns.names == ["game", "bonus", ".x", "inner"]
     for one in found.values():
         assert one.upto == {QUERY: 2}
         assert one.versions == ("Game version 1", "Game version 2")
