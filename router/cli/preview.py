@@ -109,8 +109,7 @@ def _refuse_other_versions(old: Loaded, config: Config) -> None:
     here = old.registry.versions(old.config)
     ran = {deploy.configuration: deploy.versions for deploy in deploys_of(config)}.get(old.fingerprint, here)
     if ran != here:
-        others = ", ".join(version for version in ran if version not in here) or "fewer plugins"
-        raise StartError(f"{old.path.name} has run with {others}, and here is {', '.join(here)}")
+        raise StartError(f"{old.path.name} has run with {', '.join(ran)}, and here is {', '.join(here)}")
 
 
 def _parse_range(since: str | None, records: str | None) -> RecordRange | None:
@@ -136,8 +135,6 @@ def _value_as_text(value: Any) -> str:
 
 def _value_in_words(value: Any, *, whole: bool) -> str:
     """Return the values of a row, or a record, as text; cut to what is shown of data if it is not to be `whole`."""
-    if isinstance(value, bytes):
-        value = _value_as_text(value)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_value_as_text)
     return text if whole else shorten_text(text)
 
@@ -161,7 +158,8 @@ def _show(config: Config, found: Preview, text: Callable[[Any], str]) -> None:
         samples += [{"to": f"{row['route']}/{row['sink']}", "sample": text(call)} for call in row["calls"]]
     letters = []
     for number, group in enumerate(found.dead_letters):
-        letters.append({**group_row(config, number, group), "value": text(group.samples[0]["value"] or "")})
+        value = _value_as_text(group.samples[0]["value"] or b"")
+        letters.append({**group_row(config, number, group), "value": text(value)})
     show_sentences(sentences)
     show_listings(
         config.name,
@@ -215,8 +213,7 @@ def _merge_in_words(row: dict[str, Any]) -> str:
 
 def _shown_names(config: Config, target: str) -> dict[str, str]:
     """Return route and sink as people see them; of bronze no route."""
-    route, sink = config.shown_names(*target.split("/", 1))
-    return {"route": route, "sink": sink}
+    return dict(zip(("route", "sink"), config.shown_names(*target.split("/", 1)), strict=True))
 
 
 def _pairs_field(name: str) -> ListingField:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 FILE_POLL_SECONDS = 0.2
 """Seconds between two looks at the files. Their system is not asked to tell: shared folders of containers do not."""
-_Stamp = tuple[int, int, int] | None
-"""What tells that a file was saved: inode, time and size; None if there is no file."""
 
 
 def runs_at_saves(function: Callable[..., None]) -> Callable[..., None]:
@@ -54,7 +52,7 @@ def _run_at_saves(run: Callable[[], None], folders: Iterable[Path]) -> str:
 
     Return the names of files once code that is imported is among them.
     """
-    files: dict[Path, _Stamp] = {}
+    files: dict[Path, tuple[int, int, int] | None] = {}
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
         # As it is opened, so that a file that is saved while the command runs is seen afterwards.
@@ -86,7 +84,8 @@ def _run_at_saves(run: Callable[[], None], folders: Iterable[Path]) -> str:
         click.echo(f"--- {time.strftime('%H:%M:%S')} {names} was saved")
 
 
-def _stamp(path: Path) -> _Stamp:
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Return what tells that a file was saved: inode, time and size; None if there is no file."""
     try:
         stat = path.stat()
     except OSError:

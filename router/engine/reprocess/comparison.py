@@ -271,8 +271,7 @@ def _type_differences(before: dict[str, str], now: dict[str, str]) -> dict[str, 
 
 
 def _call_differences(old: _Compared, new: _Compared, samples: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    places = {key.place for key in old.hashes.keys() | new.hashes.keys() if key.table == key.target}
-    chosen = sorted(places)[:CALLS_OF]
+    chosen = sorted({key.place for key in old.hashes.keys() | new.hashes.keys() if key.table == key.target})[:CALLS_OF]
     before, now = (compared.calls(chosen) for compared in (old, new))
     differences = {}
     for sink in sorted(before.keys() | now.keys()):

@@ -18,6 +18,7 @@ from collections import Counter, defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -255,19 +256,20 @@ class Trial:
         Those of the first rows, or of the records at some places (topic, partition, offset). Of a sink that cannot say
         how come the first rows; for places none, as `staged_rows` has them. Notes why a sink could not send.
         """
-        spark = self.context.spark
         sinks = {f"{route}/{name}": sink for route, name, sink in self.context.config.all_sinks()}
         for commit in self.decision.commits:
             sink = sinks.get(commit.target)
             if not isinstance(sink, ApplyingSink):
                 continue
-            events = staged_rows(spark, self.staging_lake, commit)
+            events = staged_rows(self.context.spark, self.staging_lake, commit)
             calls: list[dict[str, Any]] = []
             if sink.previews and count:
                 if places is None:
                     events = events.limit(CALLS_OF)
                 else:
-                    chosen = spark.createDataFrame(places, f"{TOPIC} string, {PARTITION} int, {OFFSET} long")
+                    chosen = events.sparkSession.createDataFrame(
+                        places, f"{TOPIC} string, {PARTITION} int, {OFFSET} long"
+                    )
                     events = events.join(F.broadcast(chosen), [TOPIC, PARTITION, OFFSET], "left_semi")
                 try:
                     calls = sink.preview(events, Opening(self.context.folder, events.limit(0), trial=True))
@@ -368,18 +370,19 @@ def _find_records(context: ReprocessContext, choice: RecordChoice) -> tuple[str,
         return "the source", RawRecords(source.read_sample(context.spark, config, choice.last))
     if chosen is None:
         offsets = source.newest_offsets(context.spark, kafka, choice.last)
-        return "the topic", RawRecords.of_topic(context.spark, kafka, offsets)
-    is_chosen = chosen.holds()
-    offsets = offsets_of_range(context.spark, kafka, chosen)
+    else:
+        offsets = offsets_of_range(context.spark, kafka, chosen)
+    is_chosen = (chosen or RecordRange()).holds()
     return "the topic", RawRecords.of_topic(context.spark, kafka, offsets, lambda records: records.filter(is_chosen))
 
 
 def _faults_of_limits(context: ReprocessContext, staging_lake: Lake, decision: BatchDecision) -> list[str]:
     """Return why a decided batch would still not be committed: more goes into quarantine or dead letters than may."""
-    files = decision.landed.files
-    faults = faults_of_size(context.config, context.lake, files)
+    faults = faults_of_size(context.config, context.lake, decision.landed.files)
     largest = context.config.dead_letter_options.largest_share
-    share = dead_letter_share(staging_lake, files, sum_counts(decision.partitions, "read"), above=largest)
+    share = dead_letter_share(
+        staging_lake, decision.landed.files, sum_counts(decision.partitions, "read"), above=largest
+    )
     if share is not None:
         faults.append(f"{share}; {largest:.1%} may (`dead_letters: at_most`)")
     return faults
@@ -402,8 +405,7 @@ def _tables(trial: Trial, samples: int) -> Iterator[TablePreview]:
         kept[key] += as_rows(shown)
 
     merges = _merge_upserts(trial)
-    for table, target in sorted(commits):
-        commit = commits[table, target]
+    for (table, target), commit in sorted(commits.items(), key=itemgetter(0)):
         is_outbox = commit.table.startswith(OUTBOX)
         columns = {} if is_outbox else {**columns_of(commit.added), **columns_of(commit.widened)}
         change = "wider" if columns else ""
@@ -528,10 +530,9 @@ def _write_copy(lake: Lake, name: str, rows: pa.Table, like: DeltaTable) -> None
 
 
 def columns_of(schema: str | None) -> dict[str, str]:
-    """Return the columns of Delta's JSON of a schema, with their types as Spark names them."""
-    if schema is None:
-        return {}
-    return {column.name: column.dataType.simpleString() for column in spark_schema(to_arrow_schema(schema))}
+    """Return the columns of Delta's JSON of a schema, with their types as Spark names them; none without a schema."""
+    columns = spark_schema(to_arrow_schema(schema)) if schema else ()
+    return {column.name: column.dataType.simpleString() for column in columns}
 
 
 def _views(trial: Trial, records: RawRecords, samples: int) -> Iterator[TablePreview]:

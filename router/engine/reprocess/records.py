@@ -60,11 +60,9 @@ class RecordRange:
 
     def _holds_offset(self, topic: str, number: int) -> Column:
         begin = self.begins.get(topic, {}).get(number, 0)
-        end = self.ends.get(topic, {}).get(number)
-        condition = (F.col("topic") == topic) & (F.col("partition") == number) & (F.col("offset") >= begin)
-        if end is None:
-            return condition
-        return condition & (F.col("offset") < end)
+        end = self.ends.get(topic, {}).get(number, sys.maxsize)
+        is_of_partition = (F.col("topic") == topic) & (F.col("partition") == number)
+        return is_of_partition & (F.col("offset") >= begin) & (F.col("offset") < end)
 
     def bounded(self, first: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
         """Return the offsets of a topic, which has those from `first` up to those before `end`, that may be in it."""
@@ -187,9 +185,9 @@ class BronzeRecords:
         first_batches: list[tuple[int, int]] = []
         for table, version in self.versions.items():
             handle = lake.open_version(table, version)
-            for file in pa.table(handle.get_add_actions(flatten=True)).to_pylist():
-                # A file without statistics may be of any batch.
-                first_batches.append((file.get("min.batch_id") or 0, file.get("num_records") or 0))
+            files = pa.table(handle.get_add_actions(flatten=True)).to_pylist()
+            # A file without statistics may be of any batch.
+            first_batches += [(file.get("min.batch_id") or 0, file.get("num_records") or 0) for file in files]
         for first_batch, count in sorted(first_batches, reverse=True):
             rows -= count
             if rows <= 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from contextlib import contextmanager, suppress
 from datetime import timezone
 from functools import partial
@@ -118,34 +119,21 @@ def read_sample(spark: SparkSession, config: Config, rows: int) -> DataFrame:
 
 
 def _kafka_sample(spark: SparkSession, kafka: KafkaSource, rows: int) -> DataFrame:
-    offset_spans = retained_offsets(spark, kafka, complete_offsets(spark, kafka, {}))
-    partitions = sum(len(spans) for spans in offset_spans.values())
+    begins, ends = newest_offsets(spark, kafka, sys.maxsize)
+    partitions = sum(len(offsets) for offsets in begins.values())
     if not partitions:
         return spark.createDataFrame([], RAW_SCHEMA)
 
     # Half of a partition's share are its oldest records, half its newest; a short partition has no newest ones left.
     share = -(-rows // (2 * partitions))
-    oldest_begins: Offsets = {}
     oldest_ends: Offsets = {}
     newest_begins: Offsets = {}
-    newest_ends: Offsets = {}
-    for topic, spans in offset_spans.items():
-        for number, (first, end) in spans.items():
-            middle = min(first + share, end)
-            if first < middle:
-                oldest_begins.setdefault(topic, {})[number] = first
-                oldest_ends.setdefault(topic, {})[number] = middle
-            newest = max(first + share, end - share)
-            if newest < end:
-                newest_begins.setdefault(topic, {})[number] = newest
-                newest_ends.setdefault(topic, {})[number] = end
-
-    records_of_kafka = spark.createDataFrame([], RAW_SCHEMA)
-    if oldest_begins:
-        records_of_kafka = records_of_kafka.unionByName(records_between(spark, kafka, oldest_begins, oldest_ends))
-    if newest_begins:
-        records_of_kafka = records_of_kafka.unionByName(records_between(spark, kafka, newest_begins, newest_ends))
-    return records_of_kafka
+    for topic, offsets in begins.items():
+        oldest_ends[topic] = {number: min(begin + share, ends[topic][number]) for number, begin in offsets.items()}
+        middles = oldest_ends[topic].items()
+        newest_begins[topic] = {number: max(ends[topic][number] - share, middle) for number, middle in middles}
+    oldest = records_between(spark, kafka, begins, oldest_ends)
+    return oldest.unionByName(records_between(spark, kafka, newest_begins, ends))
 
 
 def read_batch(frame: DataFrame, config: Config, memory: Memory, batch: int, numbers: RecordNumbers) -> DataFrame:
