@@ -88,6 +88,15 @@ def log_versions(lake: Lake, table: str) -> list[int]:
     return versions
 
 
+def newest_version(lake: Lake, table: str) -> int | None:
+    """Return the newest version of a table; None if its log has none. Looks behind the last checkpoint only."""
+    folder = log_folder(table)
+    hint = json.loads(lake.read(f"{folder}/_last_checkpoint") or "{}")
+    paths = lake.store.list_stamps(folder, f"{folder}/{hint.get('version', 0):020}")
+    names = [path.rpartition("/")[2] for path in paths]
+    return max((int(name[:20]) for name in names if COMMIT.fullmatch(name)), default=None)
+
+
 def first_commit_after(lake: Lake, table: str, is_later: Callable[[LogCommit], bool | None]) -> LogCommit | None:
     """Return the first commit that is later than something; None if none is.
 

@@ -21,10 +21,10 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from router.config.problems import without_secrets
-from router.delta.history import log_versions
+from router.delta.history import newest_version
 from router.delta.table_cache import THREADS
 from router.engine.source.position import arrival_of
-from router.errors import TableError, first_line
+from router.errors import first_line
 from router.moments import parse_moment
 
 if TYPE_CHECKING:
@@ -106,15 +106,15 @@ def note_deploy(loaded: Loaded, store: CheckpointStore, lake: Lake, ordinal: int
 def _newest_versions(lake: Lake) -> dict[str, int]:
     """Return the version of each table, without those whose log cannot be listed."""
 
-    def find_newest(table: str) -> list[int]:
-        with suppress(TableError, OSError):
-            return log_versions(lake, table)[-1:]
-        return []
+    def find_newest(table: str) -> int | None:
+        with suppress(OSError, ValueError, AttributeError):  # a damaged log
+            return newest_version(lake, table)
+        return None
 
     tables = lake.every_table()
     with ThreadPoolExecutor(THREADS) as pool:
         versions = pool.map(find_newest, tables)
-    return {table: newest[0] for table, newest in zip(tables, versions, strict=True) if newest}
+    return {table: newest for table, newest in zip(tables, versions, strict=True) if newest is not None}
 
 
 def read_deploys(store: CheckpointStore, *, newest: bool = False) -> list[Deploy]:

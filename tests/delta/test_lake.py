@@ -12,6 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyarrow import fs
 
 from router.delta.dataset import native_files
+from router.delta.history import newest_version
 from router.delta.lake import Lake
 
 if TYPE_CHECKING:
@@ -112,3 +113,14 @@ def test_rows_are_read_without_objects_of_python(tmp_path: Path) -> None:
     assert isinstance(files, fs.SubTreeFileSystem)
     assert isinstance(files.base_fs, fs.LocalFileSystem)
     assert table.to_pyarrow_table(filesystem=files).sort_by("n").to_pydict() == rows
+
+
+def test_the_newest_version_is_found_behind_the_last_checkpoint(lake: Lake) -> None:
+    """Without it the version before a deploy is an older one, whose rows are taken for all that there were."""
+    for number in range(12):
+        write_deltalake(lake.address("silver.uno"), pa.table({"n": [number]}), mode="append")
+        assert newest_version(lake, "silver.uno") == number
+        if number == 7:
+            DeltaTable(lake.address("silver.uno")).create_checkpoint()
+    DeltaTable(lake.address("silver.uno")).create_checkpoint()
+    assert newest_version(lake, "silver.uno") == 11
