@@ -35,6 +35,7 @@ from router.cli.values import chosen_names, parse_since
 from router.config.loader import load_config
 from router.counts import COUNTS, count_names
 from router.errors import StartError, TableError
+from router.own_names import OWN_LAYERS
 from router.registry import load_registry
 from router.states import TABLE_STATES
 from router.table_names import is_name, matches_any
@@ -165,8 +166,9 @@ def tables(
     Of one TABLE this prints what it holds, which sinks write it, by which engine and why, and how many rows wait for
     it. The statements of --grants are those of Unity Catalog, to be run in a SQL editor.
 
-    With --as-of every table of the lake has the version that it had when a batch of the newest run with this number had
-    ended, or at a time with a zone. Exit code 1: the log or the files of one do not reach back so far.
+    With --as-of every table of the lake, without outboxes and quarantines that are not named, has the version that it
+    had when a batch of the newest run with this number had ended, or at a time with a zone. Exit code 1: the log or the
+    files of one do not reach back so far.
     """
     from router.engine.audit.table_states import table_states
     from router.engine.preflight.explain import explain_table
@@ -215,7 +217,9 @@ def _rows_as_of(config: Config, as_of: str, patterns: tuple[str, ...]) -> list[d
         moment = LakeMoment.of_batches(lake, config.ledger, {config.name: int(as_of)})
     else:
         moment = LakeMoment(int(parse_since(as_of, "--as-of") * 1000))
-    names = chosen_names(patterns, lake.every_table(), f"table of {config.lake}")
+    # Rows in outboxes and quarantines are on their way: whoever wants to see them names them.
+    all_tables = [table for table in lake.every_table() if patterns or not table.startswith(OWN_LAYERS)]
+    names = chosen_names(patterns, all_tables, f"table of {config.lake}")
     versions, faults = versions_at(lake, moment, names)
     rows: list[dict[str, Any]] = []
     for table in names:

@@ -207,6 +207,9 @@ def test_what_does_not_go_back_so_far_is_named(lake: Lake, tmp_path: Path, spark
     shown = CliRunner(env={"COLUMNS": "200"}).invoke(commands, ["tables", str(file), "silver.*", "--as-of", "1"])
     newest = CliRunner().invoke(commands, ["tables", str(file), "silver.*", "--as-of", "2"])
     ago = CliRunner().invoke(commands, ["tables", str(file), "silver.*", "--as-of", "3 h"])
+    write_batch(lake, "outbox.games__all__rest", "games:a/all/rest", 2)
+    unnamed = CliRunner().invoke(commands, ["tables", str(file), "--as-of", "2"])
+    named = CliRunner().invoke(commands, ["tables", str(file), "outbox.*", "--as-of", "2"])
 
     lines = {line.split()[0]: line for line in shown.output.splitlines() if line.startswith("silver.")}
     assert shown.exit_code == 1
@@ -215,6 +218,8 @@ def test_what_does_not_go_back_so_far_is_named(lake: Lake, tmp_path: Path, spark
     assert lines["silver.whole"].split() == ["silver.whole", "1", "2"]
     assert newest.exit_code == 1
     assert "3 files of version 2 are gone" in newest.output
+    assert ("outbox." in unnamed.output, "silver.whole" in unnamed.output) == (False, True)
+    assert "outbox.games__all__rest" in named.output
     assert ago.exit_code == 1
     assert "silver.whole" not in ago.output
     assert "silver.cut" in ago.output
