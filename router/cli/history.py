@@ -52,9 +52,7 @@ def history(
     from router.engine.audit.deploy_history import deploy_histories, deploys_of
 
     config = load_config(file, load_registry(plugin_files)).config
-    numbered = {}
-    if diff or write:
-        numbered = dict(enumerate(deploys_of(config), 1))
+    numbered = dict(enumerate(deploys_of(config), 1))
     if diff:
         first, second = (_find_deploy(numbered, wanted) for wanted in diff)
         _show_difference(numbered, first, second)
@@ -66,7 +64,7 @@ def history(
         click.echo(to_printable(f"{path} is written"))
     if diff or write:
         return
-    histories = deploy_histories(config, last)
+    histories = deploy_histories(config, [*numbered.values()], last)
     if as_json:
         show_json({"name": config.name, "deploys": [_facts_of(deploy) for deploy in histories]})
         return
@@ -76,12 +74,12 @@ def history(
     reasons = []
     for shown in histories:
         changes += [{"deploy": shown.number, "change": shorten_text(sentence)} for sentence in shown.changes]
-        for group in shown.dead_letters[:_REASONS_SHOWN]:
-            facts = {"stage": group.stage, "reason": shorten_text(group.reason or "others"), "count": group.count}
-            reasons.append({"deploy": shown.number, **facts, "share": _share(group.count, shown)})
+        causes = [(group.stage, group.reason or "others", group.count) for group in shown.dead_letters[:_REASONS_SHOWN]]
         if shown.refused_by_sinks:
-            facts = {"stage": Stage.APPLY, "reason": "sinks were refused", "count": shown.refused_by_sinks}
-            reasons.append({"deploy": shown.number, **facts, "share": _share(shown.refused_by_sinks, shown)})
+            causes.append((Stage.APPLY, "sinks were refused", shown.refused_by_sinks))
+        for stage, reason, count in causes:
+            facts = {"stage": stage, "reason": shorten_text(reason), "count": count, "share": _share(count, shown)}
+            reasons.append({"deploy": shown.number, **facts})
     show_listings(
         config.name,
         [
@@ -108,7 +106,6 @@ def _show_difference(numbered: dict[int, Deploy], first: int, second: int) -> No
 
 def _facts_of(shown: DeployHistory) -> dict[str, Any]:
     """Return a deploy as `--json` has it."""
-    letters = [asdict(group) for group in shown.dead_letters]
     deploy = asdict(shown.deploy)
     del deploy["text"], deploy["arrival"]
     return {
@@ -117,7 +114,7 @@ def _facts_of(shown: DeployHistory) -> dict[str, Any]:
         "last": shown.last,
         **shown.counts,
         "changes": shown.changes,
-        "dead_letters": letters,
+        "dead_letters": [asdict(group) for group in shown.dead_letters],
     }
 
 

@@ -36,6 +36,7 @@ _STARTS_SPARK = "this starts Spark"
 @config_argument
 @click.argument("place", metavar="[TOPIC/PARTITION/OFFSET]", required=False)
 @click.option("--today", is_flag=True, help="Also show what FILE would do with it as it is now (starts Spark).")
+@click.option("--then", is_flag=True, help="Also show what the configuration of its batch does with it (starts Spark).")
 @click.option("--key", metavar="KEY", help="Find the records of bronze with this key.")
 @click.option("--where", metavar="SQL", help="Find the records whose event this holds for (starts Spark).")
 @click.option("--since", metavar="TIME", help="Of those since a time with a zone, or a length of time ago (2 h).")
@@ -47,6 +48,7 @@ def trace(
     file: Path,
     place: str | None,
     today: bool,
+    then: bool,
     key: str | None,
     where: str | None,
     since: str | None,
@@ -88,10 +90,19 @@ def trace(
 
     traced = RecordTrace(loaded, _parse_place(place))
     lines = list(traced.lines())
-    if today and traced.is_found:
+    judges = {"a trial of FILE as it is now": loaded} if today and traced.is_found else {}
+    if then and traced.is_found:
+        number, deploy = traced.deploy()
+        judge = load_config(file, load_registry(plugin_files), text=deploy.text)
+        versions = judge.registry.versions(judge.config)
+        origin = f"a trial of deploy {number}"
+        if deploy.versions != versions:
+            origin += f", which ran with {', '.join(deploy.versions)}; here is {', '.join(versions)}"
+        judges[origin] = judge
+    for origin, judge in judges.items():
         click.echo(_STARTS_SPARK, err=True)
-        with reprocess_context(loaded, master, by_spark=True, writes=False) as context:
-            lines += judge_record(context, traced.place)
+        with reprocess_context(judge, master, by_spark=True, writes=False) as context:
+            lines += judge_record(context, traced.place, origin)
     listing = Listing("lines", f"record {traced.place}", LINE_FIELDS, [asdict(line) for line in lines])
     show_listings(loaded.config.name, [listing], as_json=as_json)
     raise SystemExit(int(not traced.is_found))

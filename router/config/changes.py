@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from router.config.yaml_tree import parse_yaml, plain_data
@@ -30,14 +31,12 @@ def _by_name(value: Any) -> Any:
     if not isinstance(value, list) or not any(isinstance(item, dict) for item in value):
         return value
     named: dict[str, Any] = {}
+    counts: Counter[str] = Counter()
     for item in value:
         name, content = _named(item)
-        number = 2
-        unique = name
-        while unique in named:
-            unique = f"{name}_{number}"
-            number += 1
-        named[unique] = _by_name(content)
+        counts[name] += 1
+        # Of one kind a route may have several sinks: the second is `rest_2`.
+        named[f"{name}_{counts[name]}" if counts[name] > 1 else name] = _by_name(content)
     return named
 
 

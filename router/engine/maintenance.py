@@ -156,11 +156,8 @@ class TableMaintenance:
         # Rows in outboxes and quarantines are on their way.
         if table.startswith(OWN_LAYERS):
             return ()
-        versions = []
-        for deploy in self._deploys:
-            if table in deploy.tables and deploy.since >= kept_since:
-                versions.append(KeptVersion(deploy.tables[table], deploy.since, deploy.run, deploy.batch))
-        return tuple(versions)
+        deploys = [deploy for deploy in self._deploys if table in deploy.tables and deploy.since >= kept_since]
+        return tuple(KeptVersion(deploy.tables[table], deploy.since, deploy.run, deploy.batch) for deploy in deploys)
 
     def _due_tables(self) -> Iterator[tuple[str, Maintenance]]:
         """Yield the tables that are due, those with the most commits first."""

@@ -58,10 +58,9 @@ def deploys_of(config: Config) -> list[Deploy]:
     return read_deploys(CheckpointStore(checkpoint))
 
 
-def deploy_histories(config: Config, last: int) -> list[DeployHistory]:
-    """Return the history of the last deploys, oldest first. Raises TableError if the dead letters cannot be read."""
+def deploy_histories(config: Config, deploys: list[Deploy], last: int) -> list[DeployHistory]:
+    """Return the history of the last of all deploys. Raises TableError if the dead letters cannot be read."""
     lake, _ = lake_and_checkpoint(config)
-    deploys = deploys_of(config)
     histories = [DeployHistory(number, deploy) for number, deploy in enumerate(deploys, 1)]
     _add_ledger(histories, config, lake)
     for history in histories[-last:]:

@@ -45,7 +45,7 @@ from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.quarantine.table import WAITS_FOR, Place, kind_of
 from router.engine.source.position import BATCH_BITS
 from router.engine.start.checks import Checkpoint
-from router.errors import TableError, first_line, join_names, shorten_cause, to_printable
+from router.errors import StartError, TableError, first_line, join_names, shorten_cause, to_printable
 from router.own_names import ARRIVAL, BATCH_ID, CAUSE, OFFSET, QUERY, TABLE
 from router.record import BATCH, RECORD_ARRIVAL
 from router.table_names import is_name, matches_any, template_glob
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
     from router.api.sinks import Sink
     from router.config.loader import Loaded
+    from router.engine.deploys import Deploy
 
 _UNREADABLE = (TableError, DeltaError, OSError, ValueError, pa.ArrowException)
 """What is raised about a table that cannot be read."""
@@ -216,10 +217,26 @@ class RecordTrace:
             origin = "its batch had the configuration of today"
             return TraceLine("decoder", "derived", self.config.decode.part_name, origin, facts)
         why = f"the configuration of batch {reading.batch} is not known to be that of today"
-        for number, deploy in enumerate(deploys_of(self.config), 1):
-            if deploy.configuration == reading.configuration:
-                why = f"its batch had that of deploy {number}: `router history FILE --write {number}`"
+        for number, _ in self._deploys_of(reading):
+            why = f"its batch had that of deploy {number}: `--then` shows what it did"
         return TraceLine("decoder", "unknown", "which one it was", why, facts)
+
+    def _deploys_of(self, reading: _Reading) -> Iterator[tuple[int, Deploy]]:
+        """Yield the deploys, with their numbers, of which a batch may be: those of its configuration."""
+        for number, deploy in enumerate(deploys_of(self.config), 1):
+            is_earlier = deploy.run != reading.run or deploy.batch <= reading.batch
+            if deploy.configuration == reading.configuration and is_earlier:
+                yield number, deploy
+
+    def deploy(self) -> tuple[int, Deploy]:
+        """Return the deploy of the first batch that read the record, and its number, once `lines` are told.
+
+        Raises StartError if none was noted.
+        """
+        for reading in self.readings:
+            for deploy in reversed([*self._deploys_of(reading)]):
+                return deploy
+        raise StartError("the configuration of its batch was not noted: choose --today")
 
     def _letter_lines(self) -> Iterator[TraceLine]:
         """Yield the dead letters of the record, and the replays that took them."""

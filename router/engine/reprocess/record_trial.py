@@ -1,4 +1,4 @@
-"""Find records, and run one through the configuration as it is now: for `router trace`. Nothing is written or sent.
+"""Find records, and run one through a configuration: for `router trace`. Nothing is written or sent.
 
 Records are found by their key in bronze, without Spark; by a condition over their events in a trial of all that are
 chosen. A trial has a route of its own, of the records that are looked for: its rows have the place of each.
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 _ROUTE = "traced-record"
 _TABLE = "traced.records"
-_TODAY = "a trial of FILE as it is now"
 _FIELD = re.compile(r"\bevent\.`?(\w+)")
 
 
@@ -99,15 +98,18 @@ def _in_order(place: TracedPlace) -> tuple[str, int, int]:
     return topic or "", -1 if partition is None else partition, offset
 
 
-def judge_record(context: ReprocessContext, place: TracedPlace) -> list[TraceLine]:
-    """Return what the configuration does with a record today. Raises StartError if the record cannot be read."""
+def judge_record(context: ReprocessContext, place: TracedPlace, origin: str) -> list[TraceLine]:
+    """Return what a configuration does with a record, as lines of an origin.
+
+    Raises StartError if the record cannot be read.
+    """
     topic, partition, offset = place
     if topic is None or partition is None:
         raise StartError(f"{place} has no topic or no partition: it cannot be chosen")
     chosen = RecordRange(begins={topic: {partition: offset}}, ends={topic: {partition: offset + 1}})
     routes = (*context.config.routes, _route("true", "event.*"))
     with _trial_of(context, RecordChoice(chosen=chosen), routes) as trial:
-        return list(_verdicts(trial, context.config))
+        return [replace(line, origin=origin) for line in _verdicts(trial, context.config)]
 
 
 @contextmanager
@@ -124,22 +126,22 @@ def _route(condition: str, column: str) -> Route:
 
 
 def _verdicts(trial: Trial, config: Config) -> Iterator[TraceLine]:
-    """Yield the event, the verdicts of rules and expectations on it, its rows, and its dead letters."""
+    """Yield the event, the verdicts of rules and expectations on it, its rows, and its dead letters. Without origin."""
     rows: list[TraceLine] = []
     for _, table, part in trial.staged_rows():
         for row in as_rows(part.drop_columns([*TRACED])):
             if table == _TABLE:
-                yield TraceLine("event", "derived", as_text(row), _TODAY, as_facts(row))
+                yield TraceLine("event", "derived", as_text(row), "", as_facts(row))
                 yield from _verdicts_on(row, trial.decision.partitions, config)
                 continue
             facts = {"table": table, "row": as_facts(row)}
-            rows.append(TraceLine(table, "derived", f"gets {as_text(row)}", _TODAY, facts))
+            rows.append(TraceLine(table, "derived", f"gets {as_text(row)}", "", facts))
     yield from rows
     for letter in trial.dead_letters().to_table(columns=["stage", "reason", "route", "sink"]).to_pylist():
         text = f"stage {letter['stage']}: {as_text(letter['reason'])}"
-        yield TraceLine("dead letter", "derived", text, _TODAY, letter)
+        yield TraceLine("dead letter", "derived", text, "", letter)
     for place, why in trial.waiting.items():
-        yield TraceLine(place, "derived", f"its rows would wait: {as_text(why)}", _TODAY)
+        yield TraceLine(place, "derived", f"its rows would wait: {as_text(why)}", "")
 
 
 def _verdicts_on(event: dict[str, Any], partitions: Sequence[Partition], config: Config) -> Iterator[TraceLine]:
@@ -155,4 +157,4 @@ def _verdicts_on(event: dict[str, Any], partitions: Sequence[Partition], config:
             values = {f"event.{name}": event.get(name) for name in _FIELD.findall(expression)}
             text = f"{verdict}: {as_text(values)}" if values else verdict
             facts = {"verdict": verdict, "values": as_facts(values)}
-            yield TraceLine(f"route {route.name}", "derived", text, _TODAY, facts)
+            yield TraceLine(f"route {route.name}", "derived", text, "", facts)

@@ -17,7 +17,7 @@ from router.config.loader import load_config
 from router.engine.audit.record_search import TracedPlace
 from router.engine.audit.record_trace import RecordTrace, TraceLine, as_facts
 from router.engine.spark import session
-from router.registry import load_registry
+from router.registry import Registry, load_registry
 from router_demo.api import Api
 from tests.engine.audit.traced_lake import REFUSED_IDS, TracedLake, build_lake
 from tests.engine.query import RUN
@@ -210,7 +210,7 @@ def trace(traced: TracedLake, spark: SparkSession, monkeypatch: pytest.MonkeyPat
     def trace(*arguments: str) -> tuple[dict[str, Any], int]:
         done = CliRunner().invoke(commands, ["trace", str(traced.file), *arguments, "--json"], prog_name="router")
         assert isinstance(done.exception, SystemExit | None), done.output
-        assert ("this starts Spark" in done.stderr) == bool({"--today", "--where"} & {*arguments})
+        assert ("this starts Spark" in done.stderr) == bool({"--today", "--then", "--where"} & {*arguments})
         return json.loads(done.stdout), done.exit_code
 
     return trace
@@ -244,6 +244,33 @@ def test_today_shows_verdicts_with_the_values_that_rules_read(traced: TracedLake
     places = {line["facts"]["table"] for line in lines if "table" in line["facts"]}
     assert places == {QUARANTINE, "gold.placed", "gold.profiles", "gold.states", "wins/rest"}
     assert {path: path.stat().st_mtime_ns for path in (traced.folder / "lake").rglob("*")} == before
+
+
+def test_then_shows_verdicts_of_the_configuration_of_the_batch(
+    traced: TracedLake, trace: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a rule that was mended since is said to have let the record pass."""
+    partition, offset = next(
+        place
+        for place, record in traced.known.items()
+        if record.event and record.event.get("game") and record.event["amount"] == -3 and record.batch < 2
+    )
+
+    def faults(option: str) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for line in trace(f"events/{partition}/{offset}", option)[0]["lines"]:
+            if "verdict" in line["facts"] and line["about"] == "route games":
+                found.setdefault(line["origin"], []).append(line["facts"]["verdict"])
+        return found
+
+    unsure = ["takes it", "expectation sure does not hold"]
+    assert faults("--today") == {"a trial of FILE as it is now": ["takes it"]}
+    assert faults("--then") == {"a trial of deploy 1": unsure}
+    monkeypatch.setattr(Registry, "versions", lambda *_: ("router 9",))
+    ((origin, verdicts),) = faults("--then").items()
+    assert verdicts == unsure
+    assert origin.startswith("a trial of deploy 1, which ran with router 0")
+    assert origin.endswith("; here is router 9")
 
 
 def test_today_shows_why_a_record_is_a_dead_letter(traced: TracedLake, trace: Callable[..., Any]) -> None:

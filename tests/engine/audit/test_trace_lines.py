@@ -218,7 +218,7 @@ def test_the_deploy_of_a_batch_is_named_if_its_configuration_was_another_one(lak
     (decoder,) = lake.lines("events/0/10", "decoder")
     assert (decoder["known"], decoder["origin"]) == (
         "unknown",
-        "its batch had that of deploy 2: `router history FILE --write 2`",
+        "its batch had that of deploy 2: `--then` shows what it did",
     )
 
 

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 from router.config.loader import load_config
 from router.engine.audit.dead_letters import DeadLetterFilter
 from router.engine.checkpoint_store import LearntSchemas
+from router.engine.deploys import note_deploy
 from router.engine.outbox.apply import open_sinks
 from router.engine.quarantine.table import list_quarantined, write_approval
 from router.engine.reprocess.replay import DeadLetterReplay
+from router.engine.stream_destination import stream_batches
 from router.registry import load_registry
 from router_demo.api import Poison
 from tests.engine.query import Query, records
@@ -156,8 +158,13 @@ def build_lake(folder: Path, spark: SparkSession, broker: EmbeddedKafka, api: Ap
 
 
 def _open_query(lake: TracedLake, spark: SparkSession, before: Query | None = None) -> Query:
-    """Return a query by the configuration of the lake, with its sinks prepared, after those that ran before."""
-    config = load_config(lake.file, load_registry(), environ={}).config
-    opened = open_sinks(config, spark, lake.folder, LearntSchemas()).config
-    taken = {} if before is None else before.taken
-    return Query(opened, spark, taken=taken)
+    """Return a query by the configuration of the lake, with its sinks prepared, after those that ran before.
+
+    What runs is noted, as a stream does.
+    """
+    loaded = load_config(lake.file, load_registry(), environ={})
+    opened = open_sinks(loaded.config, spark, lake.folder, LearntSchemas()).config
+    query = Query(opened, spark, taken={} if before is None else before.taken)
+    note_deploy(loaded, query.store, query.lake, 0, len(query.taken))
+    query.batches = stream_batches(opened, loaded.fingerprint, spark, query.lake, query.store)
+    return query
