@@ -151,12 +151,14 @@ def test_types_are_those_that_spark_infers(spark: SparkSession) -> None:
 def test_a_topic_of_twelve_kinds_lands(spark: SparkSession, broker: EmbeddedKafka) -> None:
     topic = draw_topic(12, 3000, seed=11, signs=".-_")
     fill(broker, "init-kinds", topic.values)
-    groups = AdminClient({"bootstrap.servers": broker.servers}).list_consumer_groups().result()
+    # A client that nothing holds is deleted, and its answer never comes.
+    admin = AdminClient({"bootstrap.servers": broker.servers})
+    groups = admin.list_consumer_groups().result()
     before = {group.group_id for group in groups.valid}
     printed = init("shop", "--kafka", broker.servers, "--topic", "init-kinds")
     assert "init-kinds: 1,998 of 3,000 records;" in printed
     assert "event.kind says the kind: 12 values" in printed
-    groups = AdminClient({"bootstrap.servers": broker.servers}).list_consumer_groups().result()
+    groups = admin.list_consumer_groups().result()
     assert {group.group_id for group in groups.valid} == before
     counts = check_and_run(spark)
     assert counts["read"] == 3000

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tests.engine.conftest import MakeQuery
 
 RECORDS = 25
-BATCHES = 7
+BATCHES = 6
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
 
 
@@ -64,7 +64,6 @@ def act_as_others(query: Query, batch: int) -> None:
         for waiting in list_quarantined(query.config, query.lake):
             write_approval(query.store, waiting)
         query.batches.destination.release.idle()
-    elif batch == 5:
         replay = DeadLetterReplay(query.context().with_decoder())
         run = replay.begin(DeadLetterFilter())
         if run is not None:
