@@ -28,38 +28,32 @@ from router.own_names import KEPT
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from router.delta.history import LogCommit
     from router.delta.lake import Lake
-
-_RUN = "router.run"
-_BATCH = "router.batch"
 
 
 @dataclass(frozen=True)
 class KeptVersion:
-    """The version that a table had when the first batch of a deploy began, `since` (milliseconds since 1970).
-
-    `batch` is the number of that batch in its run. `written` is when the version was made; 0 until it is kept.
-    """
+    """The version that a table had when the first batch of a deploy began, `since` (milliseconds since 1970)."""
 
     version: int
     since: int
-    run: str
-    batch: int
-    written: int = 0
 
     def name_in(self, table: str) -> str:
         """Return the name by which a lake opens the version that is kept of a table."""
         return f"{KEPT}.{table}.{self.since}"
 
 
-def kept_versions(lake: Lake, table: str) -> Iterator[KeptVersion]:
-    """Yield the versions that are kept of a table, without those whose log is damaged: nothing waits for them."""
+def kept_versions(lake: Lake, table: str) -> Iterator[tuple[KeptVersion, LogCommit]]:
+    """Yield the versions that are kept of a table, each with the last commit up to it that changed the table.
+
+    Those whose log is damaged are left out: nothing waits for them.
+    """
     for moment in _kept_moments(lake, table):
         name = f"{KEPT}.{table}.{moment}"
-        with suppress(TableError, KeyError, ValueError):
+        with suppress(TableError):
             for commit in log_commits(lake, name, log_versions(lake, name)):
-                notes = commit.notes
-                yield KeptVersion(commit.version, moment, str(notes[_RUN]), int(notes[_BATCH]), commit.written or 0)
+                yield KeptVersion(commit.version, moment), commit
 
 
 def files_of(lake: Lake, table: str, kept: KeptVersion) -> set[str]:
@@ -71,7 +65,7 @@ def files_of(lake: Lake, table: str, kept: KeptVersion) -> set[str]:
 def kept_files(lake: Lake, table: str) -> set[str]:
     """Return the paths of the files of all kept versions of a table."""
     paths: set[str] = set()
-    for kept in kept_versions(lake, table):
+    for kept, _ in kept_versions(lake, table):
         with suppress(DeltaError):
             paths |= files_of(lake, table, kept)
     return paths
@@ -82,7 +76,7 @@ def keep_versions(lake: Lake, table: str, wanted: Iterable[KeptVersion], kept_si
 
     Returns the files of the latter, which other versions may refer to.
     """
-    kept = {version.since: version for version in kept_versions(lake, table)}
+    kept = {version.since: version for version, _ in kept_versions(lake, table)}
     for version in wanted:
         if version.since not in kept:
             with suppress(TableError, DeltaError):  # a log that was damaged, cut or made again
@@ -118,10 +112,18 @@ def _folder(table: str) -> str:
 
 def _write_log(lake: Lake, table: str, version: KeptVersion) -> None:
     """Write the log of a version. Its commit comes last: without it the version is not kept yet."""
-    (commit,) = log_commits(lake, table, [version.version])
+    earlier = [number for number in reversed(log_versions(lake, table)) if number <= version.version]
+    if version.version not in earlier:
+        return
+    for commit in log_commits(lake, table, earlier):
+        if commit.changes_rows or commit.schema_changed:
+            break
     # A table that was dropped and made again has other commits with the same numbers.
     if commit.written is None or commit.written > version.since:
         return
+    # Which batch made it, and when: of the last commit that was no compaction.
+    lines = (lake.read(f"{log_folder(table)}/{commit.version:020}.json") or b"").splitlines()
+    about = [line for line in lines if {"commitInfo", "txn"} & json.loads(line).keys()]
     number = f"{version.version:020}"
     lake.open_version(table, version.version).create_checkpoint()
     with lake.files.open_input_file(f"{log_folder(table)}/{number}.checkpoint.parquet") as source:
@@ -134,10 +136,9 @@ def _write_log(lake: Lake, table: str, version: KeptVersion) -> None:
     actions = actions.set_column(actions.schema.get_field_index("add"), "add", with_addresses)
     content = io.BytesIO()
     pq.write_table(actions, content)
-    info = {"timestamp": commit.written, "operation": "KEEP", _RUN: version.run, _BATCH: version.batch}
     folder = log_folder(version.name_in(table))
     lake.write(f"{folder}/{number}.checkpoint.parquet", content.getvalue())
-    lake.write(f"{folder}/{number}.json", json.dumps({"commitInfo": info}).encode())
+    lake.write(f"{folder}/{number}.json", b"\n".join(about))
 
 
 def _address_for_all(lake: Lake, table: str) -> str:

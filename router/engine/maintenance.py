@@ -157,7 +157,7 @@ class TableMaintenance:
         if table.startswith(OWN_LAYERS):
             return ()
         deploys = [deploy for deploy in self._deploys if table in deploy.tables and deploy.since >= kept_since]
-        return tuple(KeptVersion(deploy.tables[table], deploy.since, deploy.run, deploy.batch) for deploy in deploys)
+        return tuple(KeptVersion(deploy.tables[table], deploy.since) for deploy in deploys)
 
     def _due_tables(self) -> Iterator[tuple[str, Maintenance]]:
         """Yield the tables that are due, those with the most commits first."""

@@ -525,7 +525,7 @@ def test_a_killed_cleaning_is_done_again(lake: Lake) -> None:
 def test_the_version_of_a_deploy_can_be_read_after_the_log_was_cut(lake: Lake) -> None:
     """Without it nobody can say what an upsert had before a bad deploy: its versions go after an hour."""
     table = merged_often(lake, 30)
-    wanted = KeptVersion(table.handle.version(), int(time.time() * 1000), run="a", batch=7)
+    wanted = KeptVersion(table.handle.version(), int(time.time() * 1000))
     before = data_files(lake, table.name)
     options = MaintenanceOptions(log_retention=timedelta(0), kept=(wanted,))
     maintain_table(lake, table.name, options)
@@ -536,8 +536,9 @@ def test_the_version_of_a_deploy_can_be_read_after_the_log_was_cut(lake: Lake) -
 
     with pytest.raises(DeltaError):
         lake.open_version(table.name, wanted.version)
-    (kept,) = kept_versions(lake, table.name)
-    assert replace(kept, written=0) == wanted
+    ((kept, commit),) = kept_versions(lake, table.name)
+    assert kept == wanted
+    assert commit.transactions["query/route/upsert"] == 30
     then = lake.open_version(kept.name_in(table.name), kept.version)
     assert sorted(QueryBuilder().register("kept", then).execute("SELECT v FROM kept").read_all()["v"].to_pylist()) == [
         29,
@@ -555,7 +556,7 @@ def test_the_version_of_a_deploy_can_be_read_after_the_log_was_cut(lake: Lake) -
 def test_a_version_is_kept_whole_or_not(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a process that is killed while it keeps a version leaves one without rows."""
     table = merged_often(lake, 3)
-    wanted = KeptVersion(table.handle.version(), int(time.time() * 1000), run="a", batch=7)
+    wanted = KeptVersion(table.handle.version(), int(time.time() * 1000))
     written = Lake.write
 
     def write_and_die(self: Lake, path: str, content: bytes) -> None:
@@ -574,7 +575,7 @@ def test_a_version_is_kept_whole_or_not(lake: Lake, monkeypatch: pytest.MonkeyPa
 
 def test_a_table_that_was_made_again_keeps_no_version_of_a_deploy_before_that(lake: Lake) -> None:
     """Without it a table shows rows as those before a deploy that came after it."""
-    wanted = KeptVersion(1, int(time.time() * 1000), run="a", batch=7)
+    wanted = KeptVersion(1, int(time.time() * 1000))
     table = merged_often(lake, 3)
 
     maintain_table(lake, table.name, MaintenanceOptions(kept=(wanted,)))
@@ -585,7 +586,7 @@ def test_a_table_that_was_made_again_keeps_no_version_of_a_deploy_before_that(la
 def test_a_damaged_log_of_a_kept_version_holds_up_no_maintenance(lake: Lake) -> None:
     """Without it a file that nobody needs lets a table grow for ever."""
     table = merged_often(lake, 30)
-    options = MaintenanceOptions(kept=(KeptVersion(3, int(time.time() * 1000), run="a", batch=7),))
+    options = MaintenanceOptions(kept=(KeptVersion(3, int(time.time() * 1000)),))
     maintain_table(lake, table.name, options)
     (checkpoint,) = Path(lake.root, "_kept").rglob("*.parquet")
     checkpoint.write_bytes(checkpoint.read_bytes()[:9])
@@ -604,11 +605,9 @@ def test_a_version_is_kept_in_an_object_store() -> None:
         lake = Lake.at("s3://lake/some where", server.options)
         table = merged_often(lake, 3)
         before = paths_of(lake.open_version(table.name, 1))
-        options = MaintenanceOptions(
-            log_retention=timedelta(0), kept=(KeptVersion(1, int(time.time() * 1000), run="a", batch=7),)
-        )
+        options = MaintenanceOptions(log_retention=timedelta(0), kept=(KeptVersion(1, int(time.time() * 1000)),))
         maintain_table(lake, table.name, options)
-        (kept,) = kept_versions(lake, table.name)
+        ((kept, _),) = kept_versions(lake, table.name)
 
         paths = files_of(lake, table.name, kept)
         assert paths == before

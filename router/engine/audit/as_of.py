@@ -133,10 +133,11 @@ class LakeMoment:
     def find_kept_version(self, lake: Lake, table: str) -> TableVersion | None:
         """Return the kept version that a table had; None if no version is kept, or known to be of the moment."""
         with suppress(TableError, DeltaError, OSError):
-            for kept in kept_versions(lake, table):
-                is_first_after = [(end.run, end.batch + 1) for end in self.batches] == [(kept.run, kept.batch)]
+            for kept, commit in kept_versions(lake, table):
                 # Of several queries each has its own last batch then.
-                if is_first_after or (len(self.batches) < 2 and kept.written <= self.at <= kept.since):
+                is_of_batch = [end.is_before(commit) for end in self.batches] == [False]
+                is_of_time = len(self.batches) < 2 and (commit.written or 0) <= self.at
+                if self.at <= kept.since and (is_of_batch or is_of_time):
                     _refuse_missing_files(lake, table, kept.version, files_of(lake, table, kept))
                     return TableVersion(kept.name_in(table), kept.version)
         return None

@@ -16,6 +16,7 @@ from router import StartError, TableError, read
 from router.cli import commands
 from router.config.models import Expectation, Route
 from router.delta.history import REPAIRED
+from router.delta.kept_versions import KeptVersion, keep_versions
 from router.delta.maintenance import MaintenanceOptions, maintain_table
 from router.engine import ledger
 from router.engine.audit.as_of import LakeMoment
@@ -225,3 +226,26 @@ def test_what_does_not_go_back_so_far_is_named(lake: Lake, tmp_path: Path, spark
     assert read("silver.whole", lake=lake.root, as_of={"games": 0}).count() == 1
     with pytest.raises(TableError, match=r"silver\.cut, silver\.vacuumed: "):
         read("silver.*", lake=lake.root, as_of={"games": 0})
+
+
+def test_a_kept_version_is_of_a_batch_only_if_nothing_was_committed_since(lake: Lake) -> None:
+    """Without it rows that others wrote while the stream was down are shown as those after its last batch."""
+    write_ledger(lake, "games", ("a", 0))
+    for table in ("silver.own", "silver.compacted", "silver.shared"):
+        write_batch(lake, table, f"games:a/all/tables/{table}", 0)
+        write_batch(lake, table, f"games:a/all/tables/{table}", 1)
+    DeltaTable(lake.address("silver.compacted")).optimize.compact()
+    write_deltalake(lake.address("silver.shared"), pa.table({"n": [7]}), mode="append")
+    now = int(time.time() * 1000) + 1
+    for table in ("silver.own", "silver.compacted", "silver.shared"):
+        keep_versions(lake, table, [KeptVersion(DeltaTable(lake.address(table)).version(), now)], 0)
+    write_ledger(lake, "games", ("a", 1))
+
+    def versions(moment: LakeMoment) -> list[int | None]:
+        found = [moment.find_kept_version(lake, table) for table in ("silver.own", "silver.compacted", "silver.shared")]
+        return [version and version.version for version in found]
+
+    assert versions(LakeMoment.of_batches(lake, "ops.ledger", {"games": 1})) == [1, 2, None]
+    assert versions(LakeMoment.of_batches(lake, "ops.ledger", {"games": 0})) == [None, None, None]
+    assert versions(LakeMoment(now)) == [1, 2, 2]
+    assert versions(LakeMoment(now + 1)) == [None, None, None]
