@@ -176,8 +176,8 @@ class Kafka(ApplyingSink):
         # As bytes: Spark lets texts pass that are not UTF-8.
         topics = rows["_to"].combine_chunks().field("topic").cast("binary").drop_null().to_pylist()
         names = {topic.decode(errors="replace") for topic in topics}
-        known = frozenset(name for name in names if not topic_fault(name))
-        job = sink._job(encoding, Topics(known, {}, fixed=False), {})
+        possible = frozenset(name for name in names if not topic_fault(name))
+        job = sink._job(encoding, Topics(possible, {}, fixed=False), {})
         shown = []
         for part in rows.to_batches():
             for topic, key, value, headers in outgoing_records(part, job)[0]:

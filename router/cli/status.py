@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from pathlib import Path
 
+    from router.config.models import Config
     from router.engine.status.summary import StreamSummary
     from router.states import Severity
 
@@ -40,6 +42,8 @@ TIME_FIELDS = (
 )
 PART_TIMES = {"views": ("refreshed", "checked", "failed_since"), "expectations": ("last",)}
 """Times in each of the parts of a list."""
+LAKE_SECONDS = 3.0
+"""How long the lake may take to say what old versions cost."""
 LONG_STEP_SECONDS = 60.0
 """Seconds after which the headline says since when a step is under way."""
 EXIT_CODES: dict[Severity, int] = {"look": 1, "act": 2}
@@ -79,10 +83,6 @@ def status(
     (it waits, a table cannot be written, rows are quarantined, an API is unavailable); 2: it is down, has failed or is
     stuck, or --max-age is over. Needs no Spark.
     """
-    from deltalake.exceptions import DeltaError
-
-    from router.delta.kept_versions import kept_bytes
-    from router.engine.checkpoint_store import lake_and_checkpoint
     from router.engine.status.summary import stream_summary
 
     config = load_config(file, load_registry(plugin_files)).config
@@ -95,8 +95,7 @@ def status(
         watch_stream(config, as_json=as_json, max_age=max_age)
         return
     summary = stream_summary(config, str(file))
-    with suppress(RouterError, DeltaError, OSError):
-        summary["kept_bytes"] = kept_bytes(lake_and_checkpoint(config)[0])
+    _note_kept_bytes(summary, config)
     now = time.time()
     summary["findings"] = findings_of(summary, max_age, str(file), now)
     if summary["findings"]:  # the first is the worst
@@ -109,6 +108,22 @@ def status(
         click.echo(headline_of(summary, now))
         show_sentences([*reason_lines(summary["findings"], summary["verdict"]), *subject_sentences(summary, now)])
     raise SystemExit(code)
+
+
+def _note_kept_bytes(summary: StreamSummary, config: Config) -> None:
+    """Note what old versions cost, unless the lake does not say so in time: a stream that answers is shown at once."""
+    from deltalake.exceptions import DeltaError
+
+    from router.delta.kept_versions import kept_bytes
+    from router.engine.checkpoint_store import lake_and_checkpoint
+
+    def read_lake() -> None:
+        with suppress(RouterError, DeltaError, OSError):
+            summary["kept_bytes"] = kept_bytes(lake_and_checkpoint(config)[0])
+
+    thread = threading.Thread(target=read_lake, daemon=True)
+    thread.start()
+    thread.join(LAKE_SECONDS)
 
 
 def findings_of(summary: StreamSummary, max_age: timedelta | None, file: str, now: float) -> list[dict[str, Any]]:

@@ -123,12 +123,12 @@ def _write_log(lake: Lake, table: str, version: KeptVersion) -> None:
         return
     # Which batch made it, and when: of the last commit that was no compaction.
     lines = (lake.read(f"{log_folder(table)}/{commit.version:020}.json") or b"").splitlines()
-    about = [line for line in lines if {"commitInfo", "txn"} & json.loads(line).keys()]
+    commit_lines = [line for line in lines if {"commitInfo", "txn"} & json.loads(line).keys()]
     number = f"{version.version:020}"
     lake.open_version(table, version.version).create_checkpoint()
     with lake.files.open_input_file(f"{log_folder(table)}/{number}.checkpoint.parquet") as source:
-        actions = pq.read_table(source)
-    actions = actions.filter(pc.field("remove").is_null())
+        actions = pq.read_table(source).filter(pc.field("remove").is_null())
+    # All that a file has, but for its name: partition values, statistics, tags.
     files = actions.column("add").combine_chunks()
     addresses = pc.binary_join_element_wise(_address_for_all(lake, table), files.field("path"), "")
     columns = [addresses if field.name == "path" else files.field(field.name) for field in files.type]
@@ -138,7 +138,7 @@ def _write_log(lake: Lake, table: str, version: KeptVersion) -> None:
     pq.write_table(actions, content)
     folder = log_folder(version.name_in(table))
     lake.write(f"{folder}/{number}.checkpoint.parquet", content.getvalue())
-    lake.write(f"{folder}/{number}.json", b"\n".join(about))
+    lake.write(f"{folder}/{number}.json", b"\n".join(commit_lines))
 
 
 def _address_for_all(lake: Lake, table: str) -> str:

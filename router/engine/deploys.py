@@ -60,11 +60,11 @@ class Deploy:
     @property
     def since(self) -> int:
         """Return when its first batch began, in milliseconds since 1970."""
-        return int(parse_moment(self.at).timestamp() * 1000)
+        return round(parse_moment(self.at).timestamp() * 1000)
 
-    def is_same(self, other: Deploy) -> bool:
-        """Return whether configuration and versions are the same."""
-        return (self.configuration, self.versions) == (other.configuration, other.versions)
+    def is_of(self, configuration: str, versions: tuple[str, ...]) -> bool:
+        """Return whether it has a configuration, by its fingerprint, and versions."""
+        return (self.configuration, self.versions) == (configuration, versions)
 
 
 def _find_user() -> str:
@@ -82,7 +82,7 @@ def note_deploy(loaded: Loaded, store: CheckpointStore, lake: Lake, ordinal: int
     try:
         versions = loaded.registry.versions(loaded.config)
         newest = read_deploys(store, newest=True)
-        if newest and (newest[0].configuration, newest[0].versions) == (loaded.fingerprint, versions):
+        if newest and newest[0].is_of(loaded.fingerprint, versions):
             return
         if store.read_manifest(batch) is not None:
             batch += 1
@@ -127,17 +127,16 @@ def read_deploys(store: CheckpointStore, *, newest: bool = False) -> list[Deploy
     deploys: list[Deploy] = []
     for deploy in sorted(noted, key=lambda deploy: deploy.arrival):
         # One that was refused before it decided a batch leaves the same on both sides.
-        if not deploys or not deploy.is_same(deploys[-1]):
+        if not deploys or not deploys[-1].is_of(deploy.configuration, deploy.versions):
             deploys.append(deploy)
     return deploys
 
 
 def _read_deploy(store: CheckpointStore, path: str) -> Deploy | None:
     try:
-        content = json.loads(zlib.decompress(store.read(path) or b""))
-        known = {"tables": {}, **content}
-        known = {field.name: known[field.name] for field in fields(Deploy)}
-        return Deploy(**{**known, "versions": tuple(content["versions"]), "arrival": int(content["arrival"])})
+        content = {"tables": {}, **json.loads(zlib.decompress(store.read(path) or b""))}
+        values = {field.name: content[field.name] for field in fields(Deploy)}
+        return Deploy(**{**values, "versions": tuple(content["versions"]), "arrival": int(content["arrival"])})
     except (ValueError, TypeError, KeyError, zlib.error) as error:
         log.warning("%s is damaged and left out (%s)", store.address_of(path), type(error).__name__)
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import threading
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -18,10 +19,11 @@ from pydantic import SecretStr
 
 from router.api.parts import BatchReport
 from router.api.sinks import ApiState, Applied
-from router.cli import commands
+from router.cli import commands, status
 from router.cli.run import serve_status
 from router.config.loader import load_config
 from router.config.models import Ui
+from router.delta import kept_versions
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.quarantine.table import PendingRelease, Place, write_pending
@@ -57,6 +59,19 @@ def test_a_running_stream_is_asked(run_status: RunStatus, served_board: StatusBo
     assert "all is well" in done.output
     assert "1,204 records" in done.output
     assert re.search(r"7, \d+ s ago, 1,200 records", done.output)
+
+
+def test_a_stream_that_answers_is_shown_though_its_lake_does_not(
+    run_status: RunStatus, served_board: StatusBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it an operator at night waits for a storage that is away, to see a stream that says so."""
+    ended = threading.Event()
+    monkeypatch.setattr(kept_versions, "kept_bytes", lambda lake: ended.wait())
+    monkeypatch.setattr(status, "LAKE_SECONDS", 0.1)
+    done = run_status()
+    ended.set()
+    assert done.output.splitlines()[0].startswith("games: ")
+    assert "versions before deploys" not in done.output
 
 
 def test_before_the_first_batch_nothing_is_known(run_status: RunStatus, served_board: StatusBoard) -> None:

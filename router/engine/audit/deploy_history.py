@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -114,7 +113,7 @@ def _deploys_of_rows(rows: pa.Table, deploys: list[Deploy]) -> np.ndarray:
     ordinals_of_rows = np.array([*ordinals.values(), 0])[run_places]
     arrivals = (ordinals_of_rows << BATCH_BITS) + rows["batch_id"].to_numpy()
     of_stream = np.searchsorted(np.array([deploy.arrival for deploy in deploys]), arrivals, side="right") - 1
-    begins = np.array([round(datetime.fromisoformat(deploy.at).timestamp() * 1e6) for deploy in deploys])
+    begins = np.array([deploy.since * 1000 for deploy in deploys])
     of_sinks = np.searchsorted(begins, rows["finished"].cast(pa.int64()).to_numpy(), side="right") - 1
     places: np.ndarray = np.where(run_places < 0, of_sinks, of_stream)
     return places

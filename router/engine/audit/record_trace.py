@@ -15,7 +15,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -221,9 +221,13 @@ class RecordTrace:
             why = f"its batch had that of deploy {number}: `--then` shows what it did"
         return TraceLine("decoder", "unknown", "which one it was", why, facts)
 
+    @cached_property
+    def _deploys(self) -> list[Deploy]:
+        return deploys_of(self.config)
+
     def _deploys_of(self, reading: _Reading) -> Iterator[tuple[int, Deploy]]:
         """Yield the deploys, with their numbers, of which a batch may be: those of its configuration."""
-        for number, deploy in enumerate(deploys_of(self.config), 1):
+        for number, deploy in enumerate(self._deploys, 1):
             is_earlier = deploy.run != reading.run or deploy.batch <= reading.batch
             if deploy.configuration == reading.configuration and is_earlier:
                 yield number, deploy
